@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import assay.api.deploy.status
-import assay.api.deployed
+import assay.commands.advancing
+import assay.commands.deployed
 import assay.commands.serve
 import assay.traces.gateway.server  # noqa: F401 - all of it loaded once, before the processes are forked
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from assay.support.report import OBJECT
 
 from reference_text import descriptions, docstring
 
@@ -40,7 +41,7 @@ def json_page(source: Path) -> str:
         module = ".".join(("assay", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         owner = getattr(importlib.import_module(module), name)
         written = [key for method in methods for key in _keys(owner, method)]
-        keys = list(dict.fromkeys(written or (item.name for item in dataclasses.fields(owner))))
+        keys = list(dict.fromkeys(written or _fields(owner)))
         own = descriptions(owner) | known.get(name, {})
         if missing := [key for key in keys if key not in own and key not in shared]:
             raise ValueError(f"{DESCRIPTIONS.name} has no description of {name}: {', '.join(missing)}")
@@ -56,29 +57,40 @@ def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
     """Each class of a report with the methods that write its keys. Where they write none, its fields are the keys."""
     for path in sorted(source.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.ClassDef) or node.name == "Report":
+            if not isinstance(node, ast.ClassDef) or node.name in ("Report", "JobReport"):
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
-            if any(isinstance(base, ast.Name) and base.id == "Report" for base in node.bases):
-                written = [method for method in methods if list(_dicts(method))]
-                if written or not methods or "super" in ast.dump(methods[0]):  # otherwise the keys of another class
-                    yield path, node.name, written
+            if any(isinstance(base, ast.Name) and base.id in ("Report", "JobReport") for base in node.bases):
+                writing = [method for method in methods if list(_dicts(method)) or _writes_fields(method)]
+                if writing or not methods:  # otherwise it is another class's object
+                    yield path, node.name, writing
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
+
+
+def _fields(owner: type) -> Iterator[str]:
+    return (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
 
 
 def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
     return (node for node in ast.walk(method) if isinstance(node, ast.Dict))
 
 
+def _writes_fields(method: ast.FunctionDef) -> bool:
+    return bool(_names(method) & {"asdict", "super"})
+
+
+def _names(method: ast.FunctionDef) -> set[str]:
+    return {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
+
+
 def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
-    """Keys of the dictionaries that a method writes; of those that `asdict` writes, all fields of the dataclass."""
-    nodes = list(ast.walk(method))
-    if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
-        yield from (item.name for item in dataclasses.fields(owner))
-    dictionaries = list(_dicts(method))
-    if any(isinstance(node, ast.Name) and node.id == "super" for node in nodes):
-        base = owner.__mro__[1]
+    """Keys of the dictionaries that a method writes; of those that `asdict` or a `Report` writes, the fields of the
+    class."""
+    base, names, dictionaries = owner.__mro__[1], _names(method), list(_dicts(method))
+    if "asdict" in names or ("super" in names and base.__name__ == "Report"):
+        yield from _fields(owner)
+    elif "super" in names:
         inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
         assert isinstance(inherited, ast.FunctionDef)
         yield from _keys(base, inherited)

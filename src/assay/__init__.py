@@ -24,16 +24,16 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "collect": "assay.commands.collect",
-    "deployed": "assay.api.deployed",
+    "deployed": "assay.commands.deployed",
     "compare": "assay.commands.compare",
-    "compile": "assay.api.compile",
-    "compile_judge": "assay.api.judge.compile",
+    "compile": "assay.commands.compile",
+    "compile_judge": "assay.commands.judge_compile",
     "evaluate": "assay.commands.evaluate",
     "export": "assay.commands.export",
     "improve": "assay.api.improve.run",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
-    "load": "assay.api.run",
+    "load": "assay.runs.loading",
     "load_judge": "assay.runs.loading",
     "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
@@ -42,7 +42,7 @@ _WHERE = {
     "project_settings": "assay.commands.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
-    "run": "assay.api.run",
+    "run": "assay.commands.run",
     "side_effects": "assay.traces.listening",
     "train": "assay.commands.train",
     "train_sft": "assay.commands.train_sft",
@@ -52,19 +52,19 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.compile import compile
-    from assay.api.deployed import deployed
     from assay.api.improve.run import improve
-    from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
-    from assay.api.run import load, run
     from assay.api.tune import parameter_impact, tune
     from assay.commands.collect import collect
     from assay.commands.compare import compare
+    from assay.commands.compile import compile
+    from assay.commands.deployed import deployed
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.index import index
+    from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
+    from assay.commands.run import run
     from assay.commands.train import train
     from assay.commands.train_sft import train_sft
     from assay.datasets import Task, load_tasks
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
-    from assay.runs.loading import load_judge, load_rubric, load_verifier
+    from assay.runs.loading import load, load_judge, load_rubric, load_verifier
     from assay.traces import Store
     from assay.traces.collector import DataCollector
     from assay.traces.listening import side_effects

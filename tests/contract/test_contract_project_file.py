@@ -112,9 +112,9 @@ def test_models_of_the_roles_are_settings_of_the_commands(own_folder: Path) -> N
     assert assay.project_settings("judge score") == {"model": "openai/j"}
 
 
-def test_sizes_are_the_keys_of_the_flags_and_one_keyword(own_folder: Path) -> None:
+def test_sizes_are_the_keys_of_the_flags(own_folder: Path) -> None:
     Path("assay.toml").write_text("[compile]\nval_size = 5\ntest_size = 6\n")
-    assert assay.project_settings("compile") == {"sizes": {"val": 5, "test": 6}}
+    assert assay.project_settings("compile") == {"val_size": 5, "test_size": 6}
 
 
 @pytest.mark.parametrize(

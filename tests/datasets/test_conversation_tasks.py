@@ -57,8 +57,8 @@ def test_splits_are_those_of_the_content() -> None:
     [
         ("facts=0-4", "facts='0-4'"),
         ("facts=9-40", "facts='9-40'"),
-        ("changes=2", "changes=2.0 must be a probability"),
-        ("changes=much", "changes='much'"),
+        ("changes=2", "changes is .2.: it must be a number from 0 to 1"),
+        ("changes=much", "changes is .much."),
         ("meeting=third", "meeting='third' must be one of only, first, second"),
         ("meeting=first&facts=3-4", "must be above 6"),
         ("turns=4", "unknown option"),

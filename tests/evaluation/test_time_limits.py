@@ -14,7 +14,7 @@ import dspy
 import pytest
 from endless_programs import by_question, scored
 
-from assay.api.run import run
+from assay.commands.run import run
 from assay.errors import ConfigError, FailureKind, ProgramFailed
 from assay.models.limits import limited
 from assay.programs import AgentParameters, ToolAgent

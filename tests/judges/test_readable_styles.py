@@ -9,7 +9,7 @@ import pytest
 from labelled_items import labels_file
 
 import assay
-from assay.api.judge.score import score_rows
+from assay.commands.judge_score import score_rows
 from assay.errors import ModelError
 from assay.judges import PairwiseJudge, PointwiseJudge, resolver
 from assay.models import get_lm
@@ -92,7 +92,7 @@ def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> 
     report = score_rows(
         judge, data=labels_file(tmp_path), lm=counted(knows_letters, calls), store=tmp_path / "s.db"
     )  # fmt: skip
-    assert report["verdicts"] == {"no": 30, "yes": 30}
+    assert report.verdicts == {"no": 30, "yes": 30}
     assert calls.count(False) == 1
     assert judge.config["style"] == "letters"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.score import score_rows
 from assay.commands.judge import Label
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_score import score_rows
 from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, RubricError
 from assay.judges import Jury, PairwiseJudge, PointwiseJudge, load_labels, resolver
@@ -182,7 +182,7 @@ def test_scores_labels_and_audits_show_the_expected_value(tmp_path: Path) -> Non
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     lm = scripted_lm(compares, logprobs=True)
     report = score_rows(judge, data=str(tmp_path / "data.jsonl"), lm=lm, store=store)
-    assert (report["verdicts"], report["unscored"]) == ({"no": 1, "yes": 1}, 1)
+    assert (report.verdicts, report.unscored) == ({"no": 1, "yes": 1}, 1)
 
     with Store(store) as opened:
         done = Rollout(inputs=TASK["inputs"], expected=TASK["expected"], prediction={"answer": "999"}, status="done")
@@ -197,7 +197,7 @@ def test_scores_labels_and_audits_show_the_expected_value(tmp_path: Path) -> Non
         return {"yes": 0.9, "no": 0.1} if right else {"yes": 0.1, "no": 0.9}
 
     audited = audit_judge(judge, lm=scripted_lm(knows, logprobs=True), store=store)
-    assert audited["attacks"]["tells good from bad"]["right"] == 8
+    assert audited.attacks["tells good from bad"]["right"] == 8
 
 
 def test_stored_rollouts_are_scored_again_with_their_expected_values(tmp_path: Path) -> None:

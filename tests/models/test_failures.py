@@ -29,7 +29,8 @@ from assay.rubrics.criteria import JudgeSpec
 from assay.rubrics.scoring import set_failure
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
-from assay.traces.export.selection import Selection, read_groups
+from assay.traces.export.selection import read_groups
+from assay.traces.export.settings import Selection
 
 REQUEST = httpx.Request("POST", "http://x/v1")
 

@@ -8,6 +8,7 @@ import dspy
 import pytest
 
 import assay
+from assay.commands.compile import Compile
 from assay.errors import ConfigError, ModelError
 from assay.models import get_lm
 from assay.models.embedded import with_tool_calls
@@ -15,7 +16,6 @@ from assay.models.registry import find_model, read_metadata
 from assay.models.roles import Endpoint, is_local
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.opening import client_of
-from assay.runs.settings import CompileSettings
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 
@@ -71,7 +71,7 @@ def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it
 def test_the_setting_that_names_an_unset_variable_is_the_one_of_its_role(monkeypatch: Any) -> None:
     monkeypatch.delenv("NO_SUCH", raising=False)
     monkeypatch.setenv("MAIN_KEY", KEYS["MAIN_KEY"])
-    config = CompileSettings(program="p", rubric="r", data="d", api_key_env="MAIN_KEY", judge_api_key_env="NO_SUCH")
+    config = Compile(program="p", rubric="r", data="d", api_key_env="MAIN_KEY", judge_api_key_env="NO_SUCH")
     with pytest.raises(ConfigError, match=r"^judge_api_key_env names the environment variable NO_SUCH"):
         client_of(config, "judge", "openai/x")
     assert client_of(config, "reflection", "openai/x") == {"api_key": KEYS["MAIN_KEY"]}
@@ -120,9 +120,9 @@ def test_a_local_server_needs_no_key_and_serves_the_judge_too(tmp_path: Path, mo
 
 
 def test_unused_settings_do_not_change_a_jobs_key() -> None:
-    config = CompileSettings(program="p", rubric="r", data="d")
-    assert config.key == CompileSettings(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
-    assert config.key != CompileSettings(program="p", rubric="r", data="d", judge_api_base="http://one").key
+    config = Compile(program="p", rubric="r", data="d")
+    assert config.key == Compile(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
+    assert config.key != Compile(program="p", rubric="r", data="d", judge_api_base="http://one").key
 
 
 def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp_path: Path) -> None:

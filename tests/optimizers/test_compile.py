@@ -157,7 +157,7 @@ def test_missing_package_ends_the_run_without_a_score(tmp_path: Path) -> None:
 
 def test_calls_are_stored_and_not_held_in_memory(tmp_path: Path) -> None:
     report = compile_it("labeled", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
-    assert report.meter.usage.calls > 10
+    assert report.calls > 10
     assert report.outcome.baseline.session.lm.history == []
 
 

@@ -14,7 +14,9 @@ from assay.commands.judge import forget_rater
 from assay.errors import ConfigError, DataError, ModelError
 from assay.evaluation import SilentProgress
 from assay.judges import PointwiseJudge
+from assay.models import Meter
 from assay.rubrics import Criterion, JudgeSpec, Rubric
+from assay.runs.judge_artifacts import price_per_call
 from assay.testing import scripted_lm
 
 
@@ -117,13 +119,10 @@ def test_step_grades_of_a_numeric_scale_are_expected_values() -> None:
 @pytest.mark.slow
 def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: Path) -> None:
     report = compiled(tmp_path, optimizer="calibrate")
-    usage = report.meter.usage
-    usage_price = 0.01
-    assert usage.cost_usd == 0  # a scripted model has no price
-    report.meter.of("search").cost_usd = usage_price * usage.calls
-    from assay.api.judge.card import price_per_call
-
-    assert price_per_call(report.meter) == pytest.approx(usage_price)
+    meter = Meter()
+    search = meter.of("search")
+    search.calls, search.cost_usd = 40, 0.4
+    assert price_per_call(meter) == pytest.approx(0.01)
     assert report.outcome.judged.calls == 30  # a call each, whether it was asked or known
 
 

@@ -329,7 +329,7 @@ def examples(count: int) -> list[dspy.Example]:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
-    from assay.models.dspy_seam import training_internals
+    from dspy_internals import training_internals
 
     lm = get_lm(embedded, max_tokens=24)
     lm.provider = TRLProvider()
@@ -351,7 +351,7 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
-    from assay.models.dspy_seam import training_internals
+    from dspy_internals import training_internals
 
     observed: list[Any] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[observed.append])

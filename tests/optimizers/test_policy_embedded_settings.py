@@ -129,7 +129,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
-    from assay.models.dspy_seam import training_internals
+    from dspy_internals import training_internals
 
     lm = get_lm(embedded, max_tokens=4, seed=3)
     lm.provider = TRLProvider()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import dspy
 import pytest
+from dspy_internals import optimizer_internals
 
 import assay
 from assay.errors import Unscored
-from assay.models.dspy_seam import optimizer_internals
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.rubrics.dspy_metric import protect_dspy
 from assay.testing import scripted_lm

@@ -14,9 +14,9 @@ from assay.errors import ParameterError
 from assay.optimizers.parameters import Point, Space
 from assay.optimizers.parameters.space import check_ranges
 from assay.programs import RANGES, Classify, MathQA, Refine, ThinkingPolicy
-from assay.programs.allocation import THRESHOLDS
 from assay.programs.budgets import set_thresholds, thresholds_of
 from assay.programs.compose import NearestDemos
+from assay.programs.thinking import THRESHOLDS
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm

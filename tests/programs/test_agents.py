@@ -52,7 +52,7 @@ def run(agent: Agent, lm: Any, **inputs: Any) -> Any:
 
 
 def math(**parameters: Any) -> MathQA:
-    return MathQA(AgentParameters.of(parameters))
+    return MathQA(parameters=AgentParameters.of(parameters))
 
 
 @pytest.mark.parametrize("name", RANGES)
@@ -71,12 +71,12 @@ def test_parameters_that_are_no_mapping_are_refused_with_an_example(values: Any)
         MathQA().set_parameters(values)
     if values is not None:
         with pytest.raises(ParameterError, match="a mapping such as"):
-            MathQA(values)
+            MathQA(parameters=values)
 
 
 def test_a_program_takes_its_parameters_as_a_mapping_too() -> None:
     parameters: Any = {"max_steps": 3}
-    assert MathQA(parameters).agent_parameters == AgentParameters(max_steps=3)
+    assert MathQA(parameters=parameters).agent_parameters == AgentParameters(max_steps=3)
 
 
 def test_an_unknown_parameter_is_refused() -> None:
@@ -192,8 +192,8 @@ def test_parameters_apply_to_single_step_programs(kind: str) -> None:
             fields = request.config.response_format["schema"]["properties"]
             return json.dumps({name: "red" if name == "label" else "x" for name in fields})
 
-        settings = AgentParameters.of(parameters)
-        program = Classify(["red", "blue"], settings) if kind == "classify" else Extract({"name": "string"}, settings)
+        agent = {"parameters": AgentParameters.of(parameters)}
+        program = Classify(["red", "blue"], **agent) if kind == "classify" else Extract({"name": "string"}, **agent)
         inputs = {"text": "word " * 50, "label": "red", "name": "x"}
         program.predict.demos = [dspy.Example(**inputs) for _ in range(demos)]
         run(program, scripted_lm(script), text=text)
@@ -261,7 +261,7 @@ def test_the_token_limit_includes_the_reasoning_budget(depth: int) -> None:
         lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[observed.append]
     ).copy(max_tokens=512)
     with dspy.context(lm=lm):
-        MathQA(AgentParameters(reasoning_depth=depth))(question="What is 1?")
+        MathQA(parameters=AgentParameters(reasoning_depth=depth))(question="What is 1?")
     assert observed[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
 
 

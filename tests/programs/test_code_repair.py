@@ -272,7 +272,7 @@ def test_a_source_of_10_mb_does_not_fill_the_prompt() -> None:
 
 
 def test_without_a_sandbox_the_run_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.programs.sandbox.execution.available", lambda name: "not here")
+    monkeypatch.setattr("assay.programs.sandbox.process.available", lambda name: "not here")
     with pytest.raises(SandboxError) as raised:
         repaired(editing("never"))
     kind = failure_of_program(raised.value)

@@ -21,7 +21,8 @@ from assay.programs.simulated_users import RuleBasedUser
 from assay.rubrics import load_rubric
 from assay.shipped.programs.converse.guide import ConversationGuide
 from assay.testing import scripted_lm
-from assay.traces.export.selection import Selection
+from assay.traces.export.selection import drawn
+from assay.traces.export.settings import Selection
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
 from assay.traces.store import Store, tables
@@ -189,7 +190,7 @@ def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: P
     assert result.turn_calls[-1][1] == len(rollout.transitions)
     assert rollout.id in listed
     with Store(tmp_path / "assay.db") as store, store.engine.connect() as connection:
-        ids = set(connection.execute(sa.select(tables.rollouts.c.id).where(*Selection().drawn())).scalars())
+        ids = set(connection.execute(sa.select(tables.rollouts.c.id).where(*drawn(Selection()))).scalars())
     assert ids == {rollout.id}
 
 

@@ -89,7 +89,7 @@ def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
     assert assay.load(artifacts[0]).k == 3
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(artifacts[1])(question="?").answer == "4"
-    from assay.programs.constructor import constructor_config
+    from assay.programs.state import constructor_config
 
     built = dspy.Predict(**constructor_config(dspy.Predict(signature)))
     assert built.signature.equals(dspy.Signature(signature))

@@ -168,7 +168,7 @@ def test_each_round_is_a_call_with_its_gain_as_reward() -> None:
 
 
 def test_an_agent_is_refined_with_its_own_parameters() -> None:
-    agent = MathQA(AgentParameters(temperature=0.3))
+    agent = MathQA(parameters=AgentParameters(temperature=0.3))
     refine = Refine(agent, by_length)
     assert refine.agent_parameters.temperature == 0.3
     assert refine.outputs == ["answer"]

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.deployed import LoadedVersion
 from assay.api.record import opened_store
 from assay.cli.main import group
+from assay.commands.deployed import LoadedVersion
 from assay.commands.scoring import score_rollouts
 from assay.datasets import Task, load_tasks
 from assay.deployment import save_artifact

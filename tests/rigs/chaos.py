@@ -103,7 +103,7 @@ def _common(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _compile(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.compile import compile
+    from assay.commands.compile import compile
 
     return compile("p.py:Sums", **_common(address, resume, **more), max_search_calls=60).to_dict()
 

@@ -315,7 +315,7 @@ def _scheduler(folder: Path, store: str, kill_at: int | None, database: Path | N
 
 
 def _step(opened: Any, deployments: Any, rng: random.Random) -> dict[str, Any] | None:
-    from assay.api.deploy.status import advanced
+    from assay.commands.advancing import advanced
     from assay.deployment.decisions import PAUSED, PROMOTED, RUNNING
 
     newest = next(iter(deployments.all(AGENT, limit=1)), None)

@@ -13,7 +13,7 @@ import pytest
 
 import assay
 from assay.api import tune as tuning
-from assay.api.judge.score import score_rows
+from assay.commands.judge_score import score_rows
 from assay.errors import ConfigError, ModelError, ProgramFailed
 from assay.testing import scripted_lm
 from assay.traces import Store

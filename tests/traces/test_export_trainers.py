@@ -15,7 +15,7 @@ from export_rows import store as store
 import assay
 from assay.errors import DataError
 from assay.traces import Store
-from assay.traces.export.selection import Selection
+from assay.traces.export.settings import Selection
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from assay.models.cache import ResponseCache
 from assay.models.lora.adapters import find_adapter, keep_adapter
 from assay.optimizers.finetuning.sft import SFTSettings, train_sft
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import GateReport, Gates, UngatedExport
+from assay.traces.export.settings import GateReport, Gates, Selection, UngatedExport
 from assay.traces.privacy import gazetteers as privacy_gazetteers
 from assay.traces.store.sealing import store_splits
 

@@ -71,17 +71,6 @@ class _Group(click.Group):
             formatter.write_dl([(name, COMMANDS[f"{self.name} {name}"][1]) for name in self.list_commands(ctx)])
 
 
-class PartlyDerived(click.Group):
-    """A group of which some commands are derived. It goes with the last of the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        derived = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{self.name} ")]
-        return sorted([*super().list_commands(ctx), *derived])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or derived_command(f"{self.name} {cmd_name}")
-
-
 class _Command(click.Command):
     """A command whose help shows its options by group: first its own, last those of all commands."""
 
@@ -199,20 +188,25 @@ class _Run:
                     demand_trust(self.path, self.words, used)
                 if store := parsed.get("store"):
                     stack.enter_context(default_store(str(store)))
-                if "progress" in (known := options_of(self.command)):
-                    parsed["progress"] = Console()
+                known = options_of(self.command)
+                shown: dict[str, Any] = {"progress": Console()} if "progress" in known else {}
+                shown |= {"words": in_flags} if "words" in known else {}
+                shown |= {"stdout": context.meta.get("stdout")} if "stdout" in known else {}
                 if "on_start" in known:
-                    parsed["on_start"] = lambda report: _show(report, names, as_json=as_json)
-                if "words" in known:
-                    parsed["words"] = in_flags
-                settings = self.command(**{**self.fixed, **used, **parsed})
+                    shown["on_start"] = lambda report: _show(report, names, as_json=as_json)
+                settings = self.command(**{**self.fixed, **used, **parsed, **shown})
                 stack.enter_context(settings.scope())
-                report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
+                if getattr(output, "dry_run", False):
+                    from assay.runs.planning import plan_of
+
+                    _show(plan_of(settings), names, as_json=as_json)
+                    return
+                report = settings.run()
                 if report is None or not output.speaks:
                     return
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
-                    _write_page(page, report, settings.store)
+                    report.write_page(page, store=getattr(settings, "store", None), words=in_flags)
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names
@@ -223,22 +217,6 @@ class _Run:
                 raise _Failure(spoken(report.failure, names))
 
 
-def _planned(settings: Any) -> "Report":
-    from assay.api.plan import plan_command
-
-    return plan_command(settings)
-
-
-def _write_page(path: str, report: Any, store: str | Path | None) -> None:
-    from assay.api.pages import write_page
-    from assay.cli.wording import in_flags
-
-    if hasattr(report, "write_page"):
-        report.write_page(path, store=store, words=in_flags)
-        return
-    write_page(path, report, store=store, words=in_flags)
-
-
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     """Writes a report to standard output."""
     from assay.cli.shared import echo_line, print_json
@@ -247,16 +225,19 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
 
     lines = [] if as_json else list(report.lines())
     if as_json:
-        print_json(report.to_dict(), with_key=report.has_key)
+        if not report.is_stream:
+            print_json(report.to_dict(), with_key=report.has_key)
     elif not lines and report.none:
         echo(spoken(report.none, names), err=True)
     for line in lines:
         if not isinstance(line, str):
             rich_console().print(_drawn(line))
-        elif report.is_list:
-            echo_line(in_flags(spoken(line, names)))
+            continue
+        text = line if report.is_data else in_flags(spoken(line, names))
+        if report.is_list:
+            echo_line(text)
         else:
-            echo(in_flags(spoken(line, names)), with_key=report.has_key)
+            echo(text, with_key=report.has_key)
     for line in report.warnings():
         echo(spoken(line, names), err=True, with_key=report.has_key)
 
@@ -283,7 +264,7 @@ def _parameter(
 
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
-    hidden = default in (None, MISSING, False, (), [], {}) or option.flag.name.startswith(" ")
+    hidden = default in (None, MISSING, False, "", (), [], {}) or option.flag.name.startswith(" ")
     shown = "" if hidden else f"default: {_default(option, default)}"
     extras = "; ".join(filter(None, (option.rule, shown)))
     text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from assay.datasets.schedule import Schedule
     from assay.evaluation import Progress, RecordedProgram
     from assay.runs.jobs import Job
+    from assay.runs.planning import Request
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -131,6 +132,22 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
     @property
     def generation(self) -> dict[str, Any]:
         return {"top_p": 1.0} if self.untruncated else {}
+
+    def request(self, job: "Job", each: float) -> "Request":
+        """The runs of a collection; with a curriculum those of all its stages."""
+        from assay.evaluation import SilentProgress
+        from assay.runs.curricula import schedule_of
+        from assay.runs.planning import ALL_STAGES, Request
+
+        schedule = schedule_of(job, seed=self.seed, steps=None, progress=SilentProgress())
+        if schedule is None:
+            return Request(runs=self.n * job.splits.sizes()[self.split])
+        runs, step = 0, 0
+        while not schedule.complete:
+            runs += self.n * len(schedule.whole_stage(step)) + len(schedule.val_tasks())
+            step += 1
+            schedule.scored(1.0, step)
+        return Request(runs=runs, notes=[ALL_STAGES])
 
     def run(self) -> CollectReport:
         from assay.runs.arguments import named

@@ -1,14 +1,15 @@
 """`assay evaluate`: score a program or an artifact on one split."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
-from assay.errors import AssayError, BudgetExceeded, ModelError
+from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
 from assay.runs.groups import ProgramJob, Sampled
 from assay.support.options import Flag, Share, function_of
-from assay.support.report import Report, Table
+from assay.support.report import Report, Table, Words
 
 if TYPE_CHECKING:
     from assay.datasets import Task
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from assay.models import Meter
     from assay.models.unrecorded import Unrecorded
     from assay.runs.jobs import Job
+    from assay.runs.planning import Request
+    from assay.traces.store.evaluations import Evaluated
     from assay.traces.store.sealing import Openings
+    from assay.traces.store.store import StoreReads
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -65,7 +69,7 @@ class EvaluationReport(ScoredRuns):
 
     split: str
     alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.api.judge.correction.corrected_means`
+    # by criterion, see `assay.runs.correction.corrected_means`
     corrected: Mapping[str, dict[str, Any]]
     openings: "Openings | None"  # of the test split
     tasks: int  # of the split; a cap may have ended the run before all of them were scored
@@ -96,6 +100,56 @@ class EvaluationReport(ScoredRuns):
             yield openings_line(data["test_openings"])
         yield from self.limiting_lines(data)
 
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        from assay.reports.files import (
+            opened_facts,
+            page_notes,
+            scores_of,
+            short_name,
+            spent_facts,
+            stopped_facts,
+            write_report,
+        )
+        from assay.traces import Store
+
+        data = self.to_dict()
+        result = data["result"]
+        with Store(store) as opened:
+            scores = scores_of(opened, self.run_id, self.evaluated(opened))
+            opened.put_report(path, self.run_id)
+        score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
+            result["score"], *result["interval"]
+        )  # fmt: skip
+        facts = [
+            ("Score, 95 % interval", score),
+            ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
+            *spent_facts(data), *stopped_facts(data, words), *opened_facts(data),
+        ]  # fmt: skip
+        return write_report(
+            path, "report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
+            scores=scores, notes=page_notes(data, words),
+        )  # fmt: skip
+
+    def evaluated(self, store: "StoreReads") -> "Evaluated":
+        """The rollouts of the evaluation.
+
+        Raises:
+            StoreError: the store has none of them.
+        """
+        from assay.traces.store.evaluations import evaluations_of
+
+        parts = [one for one in evaluations_of(store, self.run_id) if one.phase == "evaluate"]
+        if self.split != "all":
+            parts = [one for one in parts if one.split == self.split]
+        if not parts:
+            raise StoreError(f"the store has no rollouts of the run {self.run_id}: there is nothing to report")
+        return replace(
+            parts[0],
+            split=self.split,
+            tasks={key: task for part in parts for key, task in part.tasks.items()},
+            runs=sorted(run for part in parts for run in part.runs),
+        )
+
     def _table(self, data: Mapping[str, Any]) -> Table:
         from assay.reports.markdown import graded, thinking_row, tool_rows, type_label
         from assay.support.numbers import calls_text, counted, figure, price
@@ -125,8 +179,6 @@ class ScoredOutput(Planned, JobOutput):
     """Output."""
 
     def finish(self, command: Any, report: Any) -> None:
-        if self.dry_run:
-            return
         if (reason := report.evaluation.why_unscored) is not None:
             raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
         super().finish(command, report)
@@ -175,11 +227,20 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     opens_as: Annotated[str | None, Flag(key=False, shown=False)] = None
     """Id that an opening of the test split is counted for, if this evaluation is part of a larger job."""
 
+    def request(self, job: "Job", each: float) -> "Request":
+        from assay.optimizers.budget import too_few_to_score
+        from assay.runs.planning import Request
+
+        sizes = job.splits.sizes()
+        small = too_few_to_score(sizes, self.split)
+        notes = [] if small is None else [f"warning: {small}"]
+        return Request(runs=self.samples * sum(sizes[name] for name in self.splits), notes=notes)
+
     def run(self) -> EvaluationReport:
-        from assay.api.judge.correction import corrected_means
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes
         from assay.runs.arguments import named
+        from assay.runs.correction import corrected_means
         from assay.runs.finished import FinishedRun
         from assay.runs.jobs import open_job
         from assay.traces.store.sealing import SEALED

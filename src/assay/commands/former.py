@@ -8,42 +8,17 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.datasets import SPLITS
-from assay.deployment.settings import PoolSettings
 from assay.runs.settings import (
-    AdvanceSettings,
-    CompileSettings,
-    FidelitySettings,
     ImpactSettings,
     ImproveSettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeScoreSettings,
-    LoopInstallSettings,
-    RunSettings,
-    SimulateSettings,
-    StartSettings,
     TuneSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
 
-_UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "compile": (CompileSettings,),
-    "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),
-    "judge compile": (JudgeCompileSettings,),
-    "judge audit": (JudgeAuditSettings,),
-    "judge score": (JudgeScoreSettings,),
-    "judge drift": (JudgeDriftSettings,),
-    "judge fidelity": (FidelitySettings,),
-    "deploy simulate": (SimulateSettings,),
-    "deploy start": (StartSettings,),
-    "deploy advance": (AdvanceSettings,),
-    "loop pool": (PoolSettings,),
-    "loop install": (LoopInstallSettings,),
 }
 
 
@@ -64,8 +39,6 @@ def former_options(command: str) -> dict[str, Option]:
 
 def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
     """The keys for numbers of tasks: the names of the command's flags."""
-    if command in _UNSIZED:
-        return ()
     if "split" in settings:
         return ("size",)
     return [f"{split}_size" for split in SPLITS]

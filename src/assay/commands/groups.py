@@ -100,6 +100,20 @@ class InExistingStore(InStore):
         return Store(self.store)
 
 
+class NewArtifact(Settings):
+    """Result."""
+
+    out: Annotated[str | Path | None, Flag(metavar="DIR", key=False)] = None
+    """New folder to write the artifact to; by default one in .assay/artifacts."""
+
+
+class OfAgent(InStore):
+    """Store."""
+
+    agent: Annotated[str, Flag(key=False)] = field(kw_only=False)
+    """Name of the agent."""
+
+
 class Trusting(Settings):
     """Trust."""
 

@@ -27,8 +27,8 @@ from assay.support.report import Report
 from assay.traces.gateway import MAX_BODY_MB
 
 if TYPE_CHECKING:
-    from assay.api.deploy.status import Advancer
-    from assay.api.deployed import DeployedAgent
+    from assay.commands.advancing import Advancer
+    from assay.commands.deployed import DeployedAgent
     from assay.traces.gateway.server import Gateway
     from assay.traces.otlp.exporter import Endpoint, Exporter
 
@@ -342,7 +342,7 @@ def _agents(settings: Serve) -> "dict[str, DeployedAgent]":
     """The deployed agents by name; one that has no champion is an error now."""
     if not settings.agent:
         return {}
-    from assay.api.deployed import deployed
+    from assay.commands.deployed import deployed
 
     judge: dict[str, Any] = {
         "judge_model": settings.judge_model, "judge_api_base": settings.judge_api_base,
@@ -362,7 +362,7 @@ def _advancers(settings: Serve, agents: "Mapping[str, DeployedAgent]") -> "list[
     """Threads that advance the deployments of the agents; started."""
     if not settings.agent or not settings.advance_s:
         return []
-    from assay.api.deploy.status import Advancer
+    from assay.commands.advancing import Advancer
 
     advancers = [
         Advancer(agent.store, name, rubric=agent.rubric, every_s=settings.advance_s)

@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
@@ -17,11 +17,14 @@ from assay.models.limits import DEFAULT_S
 from assay.models.prices import price_text
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
+from assay.optimizers.prompts.config import CompileConfig
 from assay.runs.settings.shared import DEFAULT_SALT, ProgramSettings
 from assay.support.options import Count, Flag, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import dspy
 
     from assay.models import Caps
@@ -52,15 +55,9 @@ def _source(value: Any) -> Any:
 Source: TypeAlias = Annotated[Any, Parse(_source)]
 
 
-class Task(Settings):
+class Sized(Settings):
     """Rubric and data."""
 
-    rubric: Annotated[Source, Flag(metavar="R", path=True)]
-    """Rubric: a YAML file, a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql,
-    answer_from_documents, converse, nim, experiment), a check (exact), or metrics.py:NAME of a DSPy metric."""
-    data: Annotated[Source, Flag(metavar="D", path=True)]
-    """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
-    arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…)."""
     rename: Annotated[Mapping[str, str], Flag(metavar="COLUMN=NAME")] = field(default_factory=dict)
     """Column of the data to rename, and its new name."""
     salt: str | None = None
@@ -73,6 +70,43 @@ class Task(Settings):
         from assay.datasets import check_sizes
 
         check_sizes(self.sizes)
+
+
+class Task(Sized):
+    """Rubric and data."""
+
+    rubric: Annotated[Source, Flag(metavar="R", path=True)]
+    """Rubric: a YAML file, a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql,
+    answer_from_documents, converse, nim, experiment), a check (exact), or metrics.py:NAME of a DSPy metric."""
+    data: Annotated[Source, Flag(metavar="D", path=True)]
+    """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
+    arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…)."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The splits that must not be empty."""
+        return ("val", "gate", "test")
+
+    def prepared(self) -> "Self":
+        """The settings with the data as one value."""
+        return self
+
+
+class FourSplits(Sized):
+    """Splits."""
+
+    train_size: Positive | None = None
+    """Maximum number of train tasks."""
+    val_size: Positive | None = None
+    """Maximum number of val tasks."""
+    gate_size: Positive | None = None
+    """Maximum number of gate tasks."""
+    test_size: Positive | None = None
+    """Maximum number of test tasks."""
+
+    def check(self) -> None:
+        sizes = {split: size for split in SPLITS if (size := getattr(self, f"{split}_size")) is not None}
+        object.__setattr__(self, "sizes", {**self.sizes, **sizes})
 
 
 class OneSplit(Task):
@@ -188,25 +222,63 @@ class Capped(Settings):
     """Maximum cost in US dollars; the run stops there."""
 
 
+class ReflectionModel(Settings):
+    """Model that proposes instructions."""
+
+    reflection_model: str | None = None
+    """Language model that proposes instructions; by default that of the program."""
+    reflection_api_base: Address = None
+    """Base URL of an OpenAI-compatible server for the reflection model. By default that of `api_base`; 'provider': the
+    provider's own address."""
+    reflection_api_key_env: KeyVariable = None
+    """Environment variable with the API key for the reflection model; by default the provider's usual one."""
+    reflection_thinking: Budget = None
+    """How much the reflection model may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max,
+    off or auto (no limit). A model or program that cannot keep it is refused."""
+
+    def check(self) -> None:
+        check_address(self.reflection_api_base, "reflection_api_base")
+
+
 class Execution(Settings):
     """Execution."""
 
     seed: Seed = 0
     """Seed of the random number generators."""
-    threads: Annotated[Positive | None, Flag(job=False)] = None
-    """Number of concurrent runs; by default the number that suits the model's engine."""
     task_timeout: Annotated[Seconds, Flag(metavar="SECONDS", job=False)] = DEFAULT_S
     """Time limit in seconds of one run with its tools, of one check and of one judge. A run that exceeds it fails; the
     criterion of a check or judge is unscored. The limit of one tool call is a quarter of it."""
+
+
+class Threads(Settings):
+    """Execution."""
+
+    threads: Annotated[Positive | None, Flag(job=False)] = None
+    """Number of concurrent runs; by default the number that suits the model's engine."""
+
+
+class Preflight(Settings):
+    """Execution."""
+
     preflight: Annotated[bool, Flag(job=False)] = True
     """Check first, on one task, that the program runs and its judges answer."""
+
+
+class Cached(Settings):
+    """Execution."""
+
     cache: Annotated[bool, Flag(job=False)] = True
     """Read and write the response cache. Without it equal calls are sent once in a run, and again in the next."""
+
+
+class Resumable(Settings):
+    """Execution."""
+
     resume: Annotated[bool, Flag(key=False)] = False
     """Continue this job's unfinished run."""
 
 
-class ProgramExecution(Execution):
+class ProgramExecution(Resumable, Cached, Preflight, Threads, Execution):
     """Execution."""
 
     parameters: Annotated[Mapping[str, Any], Flag(name="--set", metavar="NAME=VALUE")] = field(default_factory=dict)
@@ -228,6 +300,16 @@ class KeyedJob(Execution, Capped, Model):
     ROLE: ClassVar[str] = "program"  # role of `model`: the table of assay.toml that sets it
 
     @property
+    def threads(self) -> int | None:
+        """Number of concurrent runs; None for the number that suits the model's engine."""
+        return None
+
+    @property
+    def cache(self) -> bool:
+        """Whether the response cache is used."""
+        return True
+
+    @property
     def stored_salt(self) -> str | None:
         """The salt of its splits, which the store keeps; None for a job without splits."""
         return None
@@ -238,16 +320,14 @@ class KeyedJob(Execution, Capped, Model):
         return {}
 
     @property
-    def max_search_calls(self) -> int | None:
-        """Maximum number of LM calls of the search; None for commands without a search."""
-        return None
-
-    @property
     def caps(self) -> "Caps":
         from assay.models import Caps
 
         return Caps(
-            calls=self.max_calls, tokens=self.max_tokens, cost_usd=self.max_cost_usd, search_calls=self.max_search_calls
+            calls=self.max_calls,
+            tokens=self.max_tokens,
+            cost_usd=self.max_cost_usd,
+            search_calls=getattr(self, "max_search_calls", None),  # of commands with a search
         )
 
     @property
@@ -346,6 +426,34 @@ class StagedJob(ProgramJob):
         if self.data is None and self.curriculum is None and self.needs_data:
             hint = "Give the tasks, here or in assay.toml, or a `curriculum` whose stages name them"
             raise ConfigError("is missing", field="data", hint=hint)
+
+
+class DecidedJob(FourSplits, ProgramJob):
+    """Decision."""
+
+    difference: Annotated[float, Gt(0), Le(1), Flag(job=False)] = 0.1
+    """Smallest gain in mean score that gate and test are to detect. It decides how many tasks they take, unless the
+    size of the split is set."""
+    early_stop: Annotated[bool, Flag(job=False)] = True
+    """Stop gate and test as soon as the sequential test has decided."""
+    portable: Annotated[bool, Flag(job=False)] = True
+    """Stop before the search if the program needs files or modules that its artifact cannot contain: outside of its
+    folder, or too large. Otherwise the artifact runs on this machine only."""
+
+    @property
+    def decisions(self) -> "Decisions":
+        from assay.optimizers.budget import Decisions
+
+        return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
+
+
+class PromptJob(ReflectionModel, CompileConfig, DecidedJob):
+    """Prompts."""
+
+    @property
+    def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
+        reflection = (self.reflection_model, self.reflection_api_base, self.reflection_api_key_env)
+        return {**super().endpoints, "reflection": reflection}
 
 
 AnyJob: TypeAlias = ProgramSettings | ProgramJob  # until all commands have left `assay.runs.settings`

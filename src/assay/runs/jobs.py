@@ -27,8 +27,7 @@ from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
-from assay.programs.loading import BuiltFromTasks, full_name, program_class
-from assay.programs.saved import models_in_state
+from assay.programs.loading import BuiltFromTasks, full_name, models_in_state, program_class
 from assay.programs.state import with_saved_state
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
@@ -103,6 +102,16 @@ class Job:
         self.store.settle()
         usages = usage_of_models(self.store, run_id or self.run_id)
         return {"model": self.session.lm.model, "models": [asdict(usage) for usage in usages]}
+
+    def spent(self, called: Mapping[str, Any]) -> dict[str, Any]:
+        """What the job has used so far, by the names that its report has. `called`: see `models`."""
+        usage, unrecorded = self.session.meter.usage, self.session.recorder.unrecorded
+        return {
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
+            "cost_usd": unrecorded.cost(usage.known_cost_usd), "unpriced_calls": usage.unpriced, **called,
+            **unrecorded.to_dict(), "rows_not_stored": self.store.not_stored, "data": self.rows.to_dict(),
+            "test_openings": self.openings.to_dict() if self.openings else None,
+        }  # fmt: skip
 
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""

@@ -21,6 +21,7 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
     Union,
@@ -38,6 +39,7 @@ from assay.support.settings import LARGEST_SEED, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 _RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
@@ -87,7 +89,7 @@ class Parse:
 
 
 class _Lenient:
-    """Metadata of a pair, for which pydantic takes a list too, as the project file has no other."""
+    """Metadata of a tuple, for which pydantic takes a list too, as files have no other."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         return {**handler(source), "strict": False}
@@ -98,6 +100,7 @@ Positive: TypeAlias = Annotated[int, Ge(1)]
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Seconds: TypeAlias = Annotated[float, Gt(0), Flag(metavar="SECONDS")]
 Pair: TypeAlias = Annotated[tuple[float, float], _Lenient()]
+Items: TypeAlias = Annotated[tuple[T, ...], _Lenient()]  # a list is stored as a tuple
 Seed: TypeAlias = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 
 
@@ -120,6 +123,37 @@ class Settings:
         for base in type(self).__mro__[::-1]:
             if rules := vars(base).get("check"):
                 rules(self)
+
+    @classmethod
+    def of(cls, values: Any) -> Self:
+        """The settings in a mapping, as a file has them: None is an empty one. Settings are returned as they are.
+
+        Raises:
+            ConfigError: it is not a mapping, or a setting is unknown or breaks its rule; `field` names it, also in
+                settings of settings (`steps.0.weight`).
+        """
+        if isinstance(values, cls):
+            return values
+        values = {} if values is None else values
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"must be a mapping of its settings, not {_shown(values)}")
+        kind: Any = cls
+        known = options_of(kind)
+        for name in values:
+            if name not in known:
+                near = nearest(str(name), known)
+                hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
+                raise ConfigError("is not a setting", field=str(name), hint=hint)
+        for name, option in known.items():
+            if option.required and name not in values:
+                raise ConfigError("is missing", field=name)
+        return cls(**values)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(cls.of)
 
     def check(self) -> None:
         """Rules about several settings of this class; raises `ConfigError`. Those of its groups hold as well."""
@@ -295,6 +329,10 @@ def _stored(options: Mapping[str, Option], values: Mapping[str, Any], adapter: A
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         wrong = [item for item in error.errors(include_url=False) if item["loc"][0] == name]
+        inner = wrong[0].get("ctx", {}).get("error")
+        if isinstance(inner, ConfigError):  # of settings in settings
+            place = [*map(str, wrong[0]["loc"]), *filter(None, [inner.field])]
+            raise ConfigError(*inner.args, field=".".join(place), hint=inner.hint) from None
         if wrong[0]["type"] == "literal_error":
             raise _not_a_choice(options[name], wrong[0]["input"]) from None
         rules = dict.fromkeys(

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from assay.errors import ConfigError
 from assay.support.options import Settings, options_of
@@ -13,7 +13,7 @@ from assay.support.settings import Settings as FormerSettings
 from assay.support.settings import check_value, nearest, settings_of
 
 
-def apply_preset(settings: Settings | FormerSettings, field: str, kind: type[Any]) -> None:
+def apply_preset(settings: Settings | FormerSettings, field: str, kind: Any) -> None:
     """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.
 
     The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
@@ -33,7 +33,7 @@ def apply_preset(settings: Settings | FormerSettings, field: str, kind: type[Any
         if not str(named).isidentifier() or not path.is_file():
             return
     values, former = _read(path), isinstance(settings, FormerSettings)
-    declared: Mapping[str, Any] = settings_of(type(settings)) if former else options_of(cast(Any, kind))
+    declared: Mapping[str, Any] = settings_of(type(settings)) if former else options_of(kind)
     allowed = [name for name in declared if name in kind.__annotations__]
     if field not in values:
         raise ConfigError(f"{path}: {field} is missing: it says what the settings are for")

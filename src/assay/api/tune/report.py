@@ -15,8 +15,9 @@ from assay.evaluation.session import RecordedProgram
 from assay.evaluation.statistics import mean_difference
 from assay.models import Meter
 from assay.optimizers.parameters import SearchOutcome, in_figures
-from assay.reports.markdown import cost_words, figure, gain_claim, models_text, why_sealed, with_interval
+from assay.reports.markdown import cost_words, gain_claim, models_text, why_sealed, with_interval
 from assay.runs.settings import TuneSettings
+from assay.support.numbers import figure
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import Openings, openings_line
 

@@ -14,8 +14,8 @@ from assay.models import Thinking, supports
 from assay.optimizers.parameters import Point, ProgramObjective, Space, open_study
 from assay.optimizers.parameters.objective import set_point
 from assay.programs import RANGES, AgentParameters, program_version
-from assay.programs.allocation import THRESHOLDS
 from assay.programs.budgets import allocates, set_thinking, thresholds_of
+from assay.programs.thinking import THRESHOLDS
 from assay.runs.jobs import Job
 from assay.runs.opening import home_of
 from assay.runs.settings import TuneSettings

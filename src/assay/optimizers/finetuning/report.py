@@ -17,6 +17,8 @@ class TrainingReport(ReportRepr):
     """A report of `assay.support.report`, which grows while the training runs."""
 
     is_list: ClassVar[bool] = Report.is_list
+    is_data: ClassVar[bool] = Report.is_data
+    is_stream: ClassVar[bool] = Report.is_stream
     none: ClassVar[str] = Report.none
     has_key: ClassVar[bool] = Report.has_key
     failure: ClassVar[str] = ""

@@ -306,14 +306,9 @@ def fitting_rows(
             if (reason := _unlearnable(row, tools, renderer)) is not None:
                 excluded[f"that cannot be learned from: {reason}"] += 1
                 continue
-            messages, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
-            at = len(messages) - len(row["completion"])
-            row = {
-                **row,
-                "prompt": messages[:at],
-                "completion": messages[at:],
-                "tools": json.dumps(tools or None, ensure_ascii=False),
-            }
+            prompt, completion, tools = renderer.written(row["prompt"], row["completion"], tools)
+            texts = json.dumps(tools or None, ensure_ascii=False)
+            row, messages = {**row, "prompt": prompt, "completion": completion, "tools": texts}, [*prompt, *completion]
             if row.get("whole"):
                 parts = [{**row, **tokens} for tokens in conversation_rows(messages, tools, policy.tokenizer)]
                 lengths = [len(part["input_ids"]) for part in parts]

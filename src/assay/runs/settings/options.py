@@ -90,25 +90,6 @@ class _PromptJob(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, 
     pass
 
 
-class CompileOptions(_PromptJob, _Saved, total=False):
-    """The keywords of `assay.compile`."""
-
-    thinking_margin: float | None
-
-
-class RunOptions(_Saved, total=False):
-    """The keywords of `assay.run`."""
-
-    trust: bool
-    model: str | None
-    api_base: str | None
-    api_key_env: str | None
-    price: str | None
-    thinking: int | str | None
-    replace_lms: bool
-    task_timeout: float
-
-
 class ImproveOptions(_PromptJob, total=False):
     """The keywords of `assay.improve`."""
 
@@ -154,52 +135,6 @@ class ImpactOptions(_Common, _Cache, _Program, _Executor, _Parameters, total=Fal
     """The keywords of `assay.parameter_impact`."""
 
     levels: int
-
-
-class _Judge(_Calls, total=False):
-    model: str
-    threads: int | None
-    scale: Sequence[str] | None
-
-
-class JudgeScoreOptions(_Judge, _Cache, total=False):
-    """The keywords of `score_rows`."""
-
-    rename: Mapping[str, str]
-    preflight: bool
-
-
-class JudgeDriftOptions(_Judge, total=False):
-    """The keywords of `replay_anchors`."""
-
-    preflight: bool
-
-
-class JudgeAuditOptions(_Judge, _Cache, total=False):
-    """The keywords of `audit_judge`."""
-
-    profile: str | None
-    pass_at: float
-
-
-class FidelityOptions(_Calls, _Cache, total=False):
-    """The keywords of `audit_user`."""
-
-    model: str
-    tasks: int
-    fail_over: float
-
-
-class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
-    """The keywords of `assay.compile_judge`."""
-
-    scale: Sequence[str]
-    scale_kind: str | None
-    shows: Sequence[str]
-    optimizer: Any
-    objective: str | None
-    demos: int
-    negatives: int
 
 
 class PlanOptions(ImproveOptions, _Curriculum, total=False):

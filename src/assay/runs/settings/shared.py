@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
+from assay.optimizers.prompts.config import optimizer_of
 from assay.runs.settings.fields import (
     RESUMED,
     api_base,
     api_key_env,
-    optimizer_of,
     preflight_of,
     price_of_model,
     replace_lms_of,
