@@ -17,6 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import assay.commands.advancing
+import assay.commands.deployed
+import assay.commands.serve
+import assay.traces.gateway.server  # noqa: F401 - all of it loaded once, before the processes are forked
+
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from rigs.deployment_chaos import Postgres, chaos

@@ -44,9 +44,9 @@ _WHERE = {
     "recorded": "assay.api.record",
     "run": "assay.commands.run",
     "side_effects": "assay.traces.listening",
-    "train": "assay.api.train",
-    "train_sft": "assay.api.sft",
     "tune": "assay.commands.tune",
+    "train": "assay.commands.train",
+    "train_sft": "assay.commands.train_sft",
 }
 
 __all__ = [*_WHERE, "__version__"]
@@ -54,8 +54,6 @@ __all__ = [*_WHERE, "__version__"]
 if TYPE_CHECKING:
     from assay.api.improve.run import improve
     from assay.api.record import record, recorded
-    from assay.api.sft import train_sft
-    from assay.api.train import train
     from assay.commands.collect import collect
     from assay.commands.compare import compare
     from assay.commands.compile import compile
@@ -66,6 +64,8 @@ if TYPE_CHECKING:
     from assay.commands.index import index
     from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
+    from assay.commands.train import train
+    from assay.commands.train_sft import train_sft
     from assay.commands.tune import tune
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError

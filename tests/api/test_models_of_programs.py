@@ -15,9 +15,9 @@ from prompt_server import PromptServer, serving
 import assay
 from assay.cli.main import group
 from assay.commands.registry import register
+from assay.commands.serve import Serve
 from assay.errors import ConfigError, ParameterError
 from assay.reports.markdown import models_text
-from assay.runs.settings import ServeSettings
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.listing import usage_of_models
@@ -269,7 +269,7 @@ def test_the_version_of_an_agent_answers_in_place_of_the_models_of_its_program(s
 
 def test_replacing_needs_an_agent_to_serve() -> None:
     with pytest.raises(ConfigError):
-        ServeSettings(replace_lms=True)
+        Serve(replace_lms=True)
 
 
 # -- parameters of the search

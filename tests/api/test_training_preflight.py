@@ -182,7 +182,7 @@ def test_training_judges_have_their_own_base_url_and_key(
 @pytest.mark.slow
 def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: dict[str, Any] = {}
-    monkeypatch.setattr("assay.api.sft.check_comparison", lambda *_, **options: passed.update(options))
+    monkeypatch.setattr("assay.commands.train_sft.check_comparison", lambda _, settings, **__: passed.update(settings))
     monkeypatch.setattr("assay.optimizers.finetuning.sft.load_policy", loaded)
     prompt = [{"role": "user", "content": "a"}]
     rows = [

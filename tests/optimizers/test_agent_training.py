@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.train import train
 from assay.cli.main import group
+from assay.commands.train import train
 from assay.errors import ConfigError, ProgramFailed
 from assay.programs.foreign.remote import TaskServer, work
 from assay.programs.foreign.runners import runner_of

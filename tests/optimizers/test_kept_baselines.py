@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from dspy import lm15
 
 import assay
-from assay.api.serve import serve
 from assay.cli.main import group
+from assay.commands.serve import serve
 from assay.evaluation.progress import SilentProgress
 from assay.models import with_recording
 from assay.reports.compiled import compile_page

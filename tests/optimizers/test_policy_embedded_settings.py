@@ -9,8 +9,8 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.model_comparison import check_comparison
-from assay.api.train import train
+from assay.commands.train import train
+from assay.commands.train_sft import check_comparison
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.embedded import LlamaBackend
@@ -84,7 +84,7 @@ def test_model_in_training_cannot_be_its_own_judge(model_name: str, tmp_path: Pa
                 **SMALL,
             )
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-            check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=model_name, **judge)
+            check_comparison("math_qa", {"rubric": "nice.yaml", "data": DATA, "model": model_name, **judge})
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=model_name, **judge)
 

@@ -1,6 +1,7 @@
 """Presets: files of settings that an optimizer, a method or an algorithm names."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 from assay.commands.compile import Compile
 from assay.commands.tune import Tune
 from assay.errors import ConfigError
-from assay.runs.settings import TrainSettings
+from assay.runs.rl_settings import RLSettings
 from assay.support.package import CONTENT
 
 JOB: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
 SHIPPED = sorted(path.stem for path in (CONTENT / "optimizers").glob("*.toml"))
-SETTINGS = {"tune": (Tune, "method"), "grpo": (TrainSettings, "algorithm")}
+TRAINING: Any = partial(RLSettings, name="a")
+SETTINGS = {"tune": (Tune, "method"), "grpo": (TRAINING, "algorithm")}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -27,7 +29,7 @@ def test_a_copy_of_a_shipped_preset_does_the_same(name: str, tmp_path: Path) -> 
 
 def test_the_presets_of_defaults_say_what_the_defaults_are() -> None:
     assert Tune(**JOB, method="tune") == Tune(**JOB)
-    assert TrainSettings(**JOB, algorithm="rloo") == replace(TrainSettings(**JOB), algorithm="rloo")
+    assert TRAINING(**JOB, algorithm="rloo") == replace(TRAINING(**JOB), algorithm="rloo")
 
 
 def test_a_light_search_makes_fewer_calls_than_the_default() -> None:

@@ -367,7 +367,7 @@ def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
 
 
 def test_a_training_with_remote_runners_needs_a_key(model_name: str) -> None:
-    from assay.api.train import train
+    from assay.commands.train import train
 
     rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
     with pytest.raises(ConfigError, match="runners on other machines need a key"):

@@ -137,7 +137,7 @@ def _sft(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _grpo(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.train import train
+    from assay.commands.train import train
 
     settings: dict[str, Any] = {
         "steps": 4,

@@ -14,29 +14,21 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.serve import serve
-from assay.api.train import train_offline
 from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
 from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
-from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
-from assay.runs.settings import options, store_options
+from assay.runs.settings import options
 from assay.runs.settings.shared import DEFAULT_SALT
 from assay.support.settings import Declared, DeclaredFields, Settings, nearest, setting, settings_of
 
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.improve, settings.ImproveSettings, options.ImproveOptions),
-    (assay.train, settings.TrainSettings, options.TrainOptions),
-    (train_offline, PolicySettings, options.OfflineOptions),
-    (assay.train_sft, SFTSettings, options.SFTOptions),
-    (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
-WITHOUT_SETTINGS = {assay.train: {"cache"}}
 
 
 @pytest.mark.parametrize(
@@ -47,13 +39,9 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
 ) -> None:
     parameters = inspect.signature(function).parameters
     own_parameters = inspect.signature(inspect.unwrap(function)).parameters
-    declared = {
-        name: field
-        for name, field in settings_of(kind).items()
-        if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
-    }
+    declared = {name: field for name, field in settings_of(kind).items() if not field.declared.named}
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function in (train_offline, serve)
+    assert "trust" in parameters
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:
@@ -157,13 +145,14 @@ def test_the_nearest_valid_name_is_found() -> None:
 def test_choices_defined_twice_are_equal() -> None:
     from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
-    from assay.optimizers.finetuning.settings import RETURNS
+    from assay.optimizers.finetuning.settings import PolicySettings
     from assay.optimizers.judges.config import JudgeConfig
     from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing
 
-    assert set(RETURNS) == set(CREDIT_RETURNS) == set(options_of(Export)["returns"].choices)
+    choices = (set(options_of(kind)["returns"].choices) for kind in (Export, PolicySettings))
+    assert [*choices] == [set(CREDIT_RETURNS)] * 2
     assert options_of(JudgeConfig)["objective"].choices == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 

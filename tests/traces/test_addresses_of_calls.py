@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from assay.commands.serve import Serve
 from assay.errors import ConfigError
-from assay.runs.settings import ServeSettings
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
@@ -157,4 +157,4 @@ def test_requests_that_are_no_calls_are_passed_on(tmp_path: Path, path: str, cap
 def test_the_default_size_of_a_request_is_the_same_everywhere(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         gateway = Gateway(store, upstream_of(None, base="http://127.0.0.1:1"))
-    assert ServeSettings().max_body_mb << 20 == gateway.max_body == 64 << 20
+    assert Serve().max_body_mb << 20 == gateway.max_body == 64 << 20

@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import serve
+from assay.cli import shared
+from assay.cli.main import group
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.sessions import Live
@@ -224,17 +225,17 @@ def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -
 def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = serve.print_json
+    printed = shared.print_json
 
     def print_and_stop(data: Any, **options: Any) -> None:
         printed(data, **options)
         if "url" in data:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(serve, "print_json", print_and_stop)
+    monkeypatch.setattr(shared, "print_json", print_and_stop)
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        result = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(tmp_path / "s.db")])
+        result = CliRunner().invoke(group, ["serve", *COMMAND, "--store", str(tmp_path / "s.db")])
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert result.exit_code == 0, result.output
@@ -243,12 +244,12 @@ def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
 
 @pytest.mark.slow
 def test_serve_prints_its_counts_while_the_store_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.api.serve.FLUSH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("assay.commands.serve.FLUSH_TIMEOUT_S", 1.0)
     store = tmp_path / "s.db"
     Store(store).close()
     with locked(store):
         threading.Timer(2, signal.raise_signal, (signal.SIGTERM,)).start()
-        result = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(store)])
+        result = CliRunner().invoke(group, ["serve", *COMMAND, "--store", str(store)])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout.splitlines()[-1])["rows_waiting"] > 0
     assert "are written when the store is opened again" in result.stderr

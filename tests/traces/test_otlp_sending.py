@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.api.serve import Serving, serve
+from assay.commands.serve import ServeReport, Serving, serve
 from assay.commands.traces import export_rollouts
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
@@ -176,7 +176,7 @@ def test_an_endpoint_that_fails_is_logged_and_nothing_waits_for_it(
 def test_a_gateway_sends_its_rollouts_and_metrics_as_they_end(tmp_path: Path, kind: str) -> None:
     collector, started = Collector(), threading.Event()
     running: list[Serving] = []
-    counts: list[dict[str, Any]] = []
+    counts: list[ServeReport] = []
 
     def on_start(serving: Serving) -> None:
         running.append(serving)
@@ -207,9 +207,9 @@ def test_a_gateway_sends_its_rollouts_and_metrics_as_they_end(tmp_path: Path, ki
         running[0].stop()
         thread.join(60)
     if kind == "away":
-        assert (counts[0]["stored"], counts[0]["otlp"]) == (1, {"sent": 0, "failed": 1, "waiting": 0})
+        assert (counts[0].stored, counts[0].otlp) == (1, {"sent": 0, "failed": 1, "waiting": 0})
         return
-    assert counts[0]["otlp"] == {"sent": 1, "failed": 0, "waiting": 0}
+    assert counts[0].otlp == {"sent": 1, "failed": 0, "waiting": 0}
     assert sorted(span.name.split()[0] for span in collector.spans) == ["chat", "invoke_agent"]
     assert (b"secret question" in b"".join(s.SerializeToString() for s in collector.spans)) is (kind == "content")
     calls = next(metric for metric in collector.metrics if metric.name == "assay.gateway.calls")

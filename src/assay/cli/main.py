@@ -18,9 +18,6 @@ from assay.support.terminal import echo, protected
 
 _COMMANDS = {
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
-    "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
-    "train": "Train weights on exported traces.",
-    "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 
 

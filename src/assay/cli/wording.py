@@ -22,7 +22,6 @@ _OPPOSITES = {
     "preflight": "no_preflight",
     "portable": "no_portable",
     "demos": "without_demos",
-    "scale": "no_scale",
 }
 
 
@@ -79,12 +78,16 @@ def _line(line: str, options: dict[str, click.Option]) -> str:
         )
 
     def bare(match: re.Match[str]) -> str:
-        return max(options[match[0]].opts, key=len) if match[0] in options else match[0]
+        return (
+            max(options[match[0]].opts or options[match[0]].secondary_opts, key=len)
+            if match[0] in options
+            else match[0]
+        )
 
     def listed(match: re.Match[str]) -> str:
         names = re.split(r", (?:or )?", match["names"])
         return (
-            f"({', '.join(max(options[name].opts, key=len) for name in names)})"
+            f"({', '.join(max(options[name].opts or options[name].secondary_opts, key=len) for name in names)})"
             if all(name in options for name in names)
             else match[0]
         )
@@ -108,7 +111,7 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
     option = options.get(name)
     if option is None:
         return None
-    flag = max(option.opts, key=len)
+    flag = max(option.opts or option.secondary_opts, key=len)
     if value == "True":
         return flag
     if value in ("False", "None"):

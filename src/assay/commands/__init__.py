@@ -1,12 +1,14 @@
 """The commands by their words, with the class that declares each and a line of help; groups and short forms.
 
-A module of this package is imported when its command is used, never to list the commands.
+A class is `module.Name` of this package, or has its full name. The module is imported when its command
+is used, never to list the commands.
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
+__all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "long_form", "short_form", "short_forms"]
 
 COMMANDS = {
     "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
@@ -59,6 +61,7 @@ COMMANDS = {
     "run": ("run.RunProgram", "Run a program or an artifact on one input, or on a file of inputs."),
     "runs list": ("runs.ListRuns", "List the newest runs, one per line."),
     "runs show": ("runs.ShowRun", "Show one run: its settings, rollouts by phase and result."),
+    "serve": ("serve.Serve", "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs."),
     "traces list": ("traces.ListRollouts", "List the newest rollouts, one per line."),
     "traces show": ("traces.ShowRollout", "Show one rollout with every LM call."),
     "traces stats": ("traces.CountRollouts", "Counts, tokens and dollars of the recorded rollouts."),
@@ -69,9 +72,12 @@ COMMANDS = {
     "traces import": ("traces.ImportRollouts", "Import OpenTelemetry spans, or an export of Langfuse or MLflow."),
     "traces export": ("traces.ExportRollouts", "Export rollouts as OpenTelemetry spans."),
     "tune": ("tune.TuneOrImpact", "Search the five agent parameters."),
+    "train rl": ("train.TrainRL", "Train an adapter by reward, on rollouts of a program or on an export."),
+    "train sft": ("train_sft.TrainSFT", "Train an adapter by supervised fine-tuning on an export."),
     "trust list": ("trust.ListTrusted", "List what is trusted."),
     "trust add": ("trust.AddTrust", "Trust the content of artifacts and files as it is now."),
     "trust remove": ("trust.RemoveTrust", "Remove trust."),
+    "view": ("assay.web.view.View", "Open the local page: runs, rollouts and comparisons in a browser."),
 }
 GROUPS = {
     "agent": "Run an agent for a training (`assay train … --agent remote`) on another machine.",
@@ -88,6 +94,7 @@ GROUPS = {
     "rubric": "List what a rubric can use.",
     "runs": "List and inspect runs of commands: compile, evaluate, tune, …",
     "traces": "List, inspect, rate, score, import, export and delete recorded rollouts.",
+    "train": "Train a LoRA adapter on exported traces, or on rollouts of a program.",
     "trust": """Manage which artifacts that others have compiled may run their code, and which project files are read.
 
     An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded
@@ -96,13 +103,33 @@ GROUPS = {
     provider's.
     """,
 }
-SHORT_FORMS: dict[str, str] = {}
+_METHODS = ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")
+SHORT_FORMS = {f"train {method}": f"train rl --method {method}" for method in _METHODS}
+
+
+def long_form(words: str) -> tuple[str, dict[str, str]]:
+    """The words of the command that a short form stands for, and the setting that it sets."""
+    long, _, rest = SHORT_FORMS.get(words, words).partition(" --")
+    if not rest:
+        return words, {}
+    from assay.support.options import options_of
+
+    flag, value = rest.split()
+    field = next(name for name, option in options_of(command_class(long)).items() if option.flag_name == f"--{flag}")
+    return long, {field: value}
+
+
+def short_form(words: str, arguments: Sequence[str]) -> str:
+    """The short form of a command with these arguments, whose table of the project file holds; else its words."""
+    line = f" {' '.join(arguments)} ".replace("=", " ")
+    forms = {form: short for short, form in SHORT_FORMS.items() if form.startswith(f"{words} ")}
+    return next((short for form, short in forms.items() if f" {form.removeprefix(words).strip()} " in line), words)
 
 
 def command_class(words: str) -> Any:
-    """The settings class of a command."""
-    module, _, name = COMMANDS[words][0].partition(".")
-    return getattr(importlib.import_module(f"assay.commands.{module}"), name)
+    """The settings class of a command, or of what a short form stands for."""
+    module, _, name = COMMANDS[SHORT_FORMS.get(words, words).partition(" --")[0]][0].rpartition(".")
+    return getattr(importlib.import_module(module if "." in module else f"assay.commands.{module}"), name)
 
 
 def short_forms(words: str) -> str:

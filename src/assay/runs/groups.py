@@ -419,8 +419,12 @@ class StagedJob(ProgramJob):
     """Curriculum: a YAML or JSON file of stages of data, or a shipped one (tool_use). A stage is left when its val
     score is high enough."""
 
+    @property
+    def needs_data(self) -> bool:
+        return True
+
     def check(self) -> None:
-        if self.data is None and self.curriculum is None:
+        if self.data is None and self.curriculum is None and self.needs_data:
             hint = "Give the tasks, here or in assay.toml, or a `curriculum` whose stages name them"
             raise ConfigError("is missing", field="data", hint=hint)
 

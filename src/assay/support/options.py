@@ -34,11 +34,13 @@ from typing import get_type_hints as types_of
 from annotated_types import BaseMetadata, Ge, Gt, Le
 
 from assay.errors import ConfigError
+from assay.support.meant import keyword_hint
 from assay.support.settings import LARGEST_SEED, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 _RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
 _LONGEST = 200  # characters of a value in a message
@@ -165,6 +167,11 @@ class Settings:
         """Those settings of the project file that hold beside the ones given on the command line."""
         return stored
 
+    def part(self, kind: type[S]) -> S:
+        """The settings of one of the classes that this one inherits, as an object of it."""
+        listed: Any = kind
+        return kind(**{name: getattr(self, name) for name in options_of(listed)})
+
     def changed(self, *names: str) -> list[str]:
         """Those of the named settings whose values are not the defaults."""
         kind: Any = type(self)
@@ -193,8 +200,8 @@ def function_of(command: Callable[P, Command[R]], name: str) -> Callable[P, R]:
 
     def call(*args: P.args, **values: P.kwargs) -> R:
         if unknown := [key for key in values if key not in known]:
-            near = nearest(unknown[0], known)
-            hint = f"Did you mean {near!r}?" if near else f"It takes {', '.join(known)}."
+            near = keyword_hint(unknown[0], known)
+            hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known)}."
             raise TypeError(f"{name}() got an unexpected keyword {unknown[0]!r}. {hint}")
         try:
             inspect.signature(call).bind(*args, **values)

@@ -40,6 +40,7 @@ class Report(ReportRepr):
     is_data: ClassVar[bool] = False  # its lines are data, in which no setting is named as a surface writes it
     is_stream: ClassVar[bool] = False  # its items were written as they came: it has no JSON object
     none: ClassVar[str] = ""  # said where there are no lines
+    has_key: ClassVar[bool] = False  # a key that was made for the user, and is not masked
 
     def to_dict(self) -> dict[str, Any]:
         shown = [field.name for field in fields(self) if field.metadata != OBJECT]

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.sft import train_sft
-from assay.api.train import Retained, guards_of, train
 from assay.commands.collect import Collect, collect
 from assay.commands.compile import Compile
 from assay.commands.compile import compile as compile_program
 from assay.commands.export import export
+from assay.commands.train import TrainRL, train
+from assay.commands.train_sft import train_sft
 from assay.datasets import SPLITS
 from assay.datasets.rows import NO_ROWS
 from assay.deployment.artifact import is_artifact
@@ -56,8 +56,9 @@ from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
 from assay.runs.opening import artifact_place, home_of, pinned
+from assay.runs.policy_training import Retained, guards_of
 from assay.runs.preflight import checked, preflight, require_predictors
-from assay.runs.settings import DEFAULT_MODEL, ImproveSettings, TrainSettings
+from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
 from assay.runs.settings.options import ImproveOptions
 from assay.runs.unused import settings_of_another_job, unused_settings
 from assay.sources.artifact_files import read_manifest
@@ -640,18 +641,16 @@ class _Improvement:
             settings = asdict(self._trained(PolicySettings, self.config.grpo, "grpo"))
             options = {
                 key: value
-                for key, value in self._options_for(settings_of(TrainSettings)).items()
+                for key, value in self._options_for(options_of(TrainRL)).items()
                 if key not in ("model", "seed", "cache")
             }
             parameters = dict(options.get("parameters", {}))
             parameters.pop("temperature", None)  # `grpo` has its own
-            report = train(
+            return train(
                 self.report.program, rubric=self.rubric, data=self.config.data, name=name, store=self.store,
                 progress=self.progress, resume=begun, retention=list(self.config.retention), monitor=self.monitor,
-                test=False, **{**options, "parameters": parameters, **settings},
+                test=False, words=self.words, **{**options, "parameters": parameters, **settings},
             )  # fmt: skip
-            report.write_page(self.words)
-            return report
 
         return self._weights(at, trained)
 

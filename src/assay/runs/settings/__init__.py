@@ -6,21 +6,11 @@ Imports no heavy package: the command line makes its flags from these classes at
 from assay.runs.settings.commands import (
     ImproveSettings,
 )
-from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
-from assay.runs.settings.traces import (
-    StoredJudgeSettings,
-)
-from assay.runs.settings.train import TrainSettings
-from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
     "CommonSettings",
     "ImproveSettings",
     "ProgramSettings",
-    "ServeSettings",
-    "StoredJudgeSettings",
-    "TrainSettings",
-    "ViewSettings",
 ]

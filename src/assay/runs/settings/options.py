@@ -90,12 +90,6 @@ class _PromptJob(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, 
     pass
 
 
-class ComparisonOptions(_Run, _Cache, _Judged, _Saved, _Executor, total=False):
-    """The keywords of `assay.api.model_comparison.compare`: those of an evaluation, without the model and the split."""
-
-    samples: int
-
-
 class ImproveOptions(_PromptJob, total=False):
     """The keywords of `assay.improve`."""
 
@@ -104,78 +98,3 @@ class ImproveOptions(_PromptJob, total=False):
     sft: Mapping[str, Any] | None
     grpo: Mapping[str, Any] | None
     retention: Sequence[str]
-
-
-class _Policy(TypedDict, total=False):
-    algorithm: str
-    steps: int
-    prompts_per_step: int
-    num_generations: int
-    iterations: int
-    learning_rate: float
-    lora_r: int
-    temperature: float
-    loss: str
-    epsilon: float | None
-    epsilon_high: float | None
-    beta: float
-    kl_in_reward: bool
-    value: str
-    returns: str
-    discount: float
-    gae_lambda: float
-    scale: bool
-    step_weight: float
-    outcome_weight: float
-    per_device_batch_size: int
-    max_length: int
-    max_completion: int
-    max_grad_norm: float
-    rollout_timeout_s: float
-    evaluate_every: int
-    eval_tasks: int
-    save_every: int
-    max_score_drop: float
-    samples_every: int
-    vllm: str
-    report_to: str
-
-
-class TrainOptions(_Common, _Program, _Policy, _Curriculum, total=False):
-    """The keywords of `assay.train`."""
-
-    retention: Sequence[str]
-    agent_model: str | None
-    agent_listen: str
-    judged_by_itself: bool
-
-
-class OfflineOptions(_Policy, total=False):
-    """The keywords of `train_offline`."""
-
-    model: str
-    seed: int
-
-
-class SFTEvaluationOptions(ComparisonOptions, total=False):
-    """Settings of the evaluations before and after of `assay.train_sft`."""
-
-    parameters: Mapping[str, Any]
-
-
-class SFTOptions(TypedDict, total=False):
-    """The keywords of `assay.train_sft`."""
-
-    trust: bool
-    model: str
-    min_quality: float
-    epochs: int
-    learning_rate: float
-    batch: int
-    lora_r: int
-    max_length: int
-    eval_fraction: float
-    patience: int
-    evaluations: int
-    seed: int
-    report_to: str

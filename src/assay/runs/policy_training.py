@@ -1,23 +1,21 @@
-"""Public API for `assay train`: `assay.train`.
+"""Training by reward: combines program, rubric, data, policy, retention tasks and monitor rubric.
 
-Combines program, rubric, data, policy, retention tasks and monitor rubric. Does not implement the training:
-`assay.optimizers.finetuning` does.
+Does not implement the training: `assay.optimizers.finetuning` does.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import dspy
 
-from assay.api.agent import agent_program, serving
 from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError
-from assay.evaluation import Progress, SilentProgress, default_progress
+from assay.evaluation import Progress, SilentProgress
 from assay.models.roles import is_embedded
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -32,17 +30,16 @@ from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
 from assay.runs.finished import FinishedRun
+from assay.runs.groups import ProgramJob
 from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
 from assay.runs.preflight import preflight, preflight_judges
-from assay.runs.settings import ProgramSettings, TrainSettings
-from assay.runs.settings.options import OfflineOptions, TrainOptions
-from assay.runs.settings.train import ROLLOUTS_ONLY
+from assay.runs.project_file import is_of_project
+from assay.runs.rl_settings import ROLLOUTS_ONLY, RLSettings
+from assay.runs.served_agents import agent_program, serving
 from assay.runs.trainings import open_training
 from assay.runs.unused import unused_settings
-from assay.sources.trust import trusts
-from assay.support.keywords import takes
 from assay.traces.store.sealing import Openings
 
 
@@ -63,68 +60,75 @@ class Retained:
         return cls(*parts)
 
 
-@takes(TrainSettings, without=("cache",))  # a policy in training is never answered from a cache
-@trusts
-def train(
-    program: str | dspy.Module | None = None,
-    *,
-    agent: str | Callable[..., Any] | None = None,
-    agent_key: str | None = None,
-    rubric: RubricSource,
-    data: str | None = None,
-    name: str,
-    monitor: RubricSource | None = None,
-    store: str | Path | None = None,
-    resume: bool = False,
-    test: bool = True,
-    progress: Progress | None = None,
-    **options: Unpack[TrainOptions],
-) -> PolicyReport:
-    """Trains weights by policy gradient on rollouts of a program.
+def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
+    """Trains on rollouts of a program.
 
-    Trains on `train`, evaluates on `val`, and compares old and new weights on the sealed `test`, greedy and sampled.
-    The adapter is served as `MODEL+NAME`. With a `curriculum`, steps take train tasks of its stages, and evaluations
-    val tasks of the current stage.
-
-    Args:
-        program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
-        agent: in place of a program: a function of the task, `MODULE:CALLABLE` or a command; see `ForeignAgent`.
-        agent_key: key of the runners on other machines (`agent="remote"`), see `agent_listen`.
-        data: None if the stages of a curriculum name their data.
-        monitor: a second rubric that scores the rollouts and is not trained on.
-        test: whether old and new weights are compared on the sealed test split at the end, for `validation`.
-        options: the fields of `assay.runs.settings.TrainSettings`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
-        Cancelled: a signal came; call again with `resume=True`.
+        Cancelled: a signal came.
     """
-    program = agent_program(agent, program)
+    program = agent_program(command.agent, command.program)
     progress, store = _of_this_process(progress, store)
-    config = program_settings(TrainSettings, program, rubric, data, None, _values(options, monitor, program))
+    options = _divided_caps({name: value for name, value in vars(command).items() if value is not None})
+    if command.monitor is not None:
+        options["monitor"] = rubric_name(command.monitor)
+    if isinstance(program, ForeignAgent):
+        options["agent"] = program.name
+    config = program_settings(type(command), program, command.rubric, command.data, None, options)
     if "temperature" in config.parameters:
-        raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
+        raise ConfigError("temperature would have no effect: `temperature` is that of rollouts", field="parameters")
     settings = config.policy
-    measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
-    retention, monitoring = _guards(config, monitor, program)
+    measure = independent(command.rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
+    retention, monitoring = guards_of(
+        config.retention, command.monitor, program=str(program), data=config.data, judge=config.judge_model,
+        model=settings.model,
+    )  # fmt: skip
     engine = _engine(settings)
-    served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
-        opener = _EvalTasks(served, engine, progress, store, resume, test, opened)
+        opener = _EvalTasks(replace(config, model=engine.lm.model), engine, progress, store, opened)
         main, job = opener.open(program, measure, config.data, config.parameters)
-        opened.enter_context(serving(program, job.store, config, agent_key, progress))
+        opened.enter_context(serving(program, job.store, config, progress))
         retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
         for one, other in itertools.permutations([main, *retained], 2):
             one.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
-        unused = _unused(job, retained, monitored)
+        # judges may be those of a retention task or of the monitor rubric
+        judged = [*(task.session.rubric for task in retained), *([] if monitored is None else [monitored])]
+        unused = [*job.warnings, *unused_settings(job, read=("train", "val", "test"), rubrics=judged)]
         if config.preflight and not rank():
             _tried_all(main, retained, job, engine, monitored, settings.rollout_timeout_s)
         plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
         schedule, tasks = opened.enter_context(plan), job.splits.train
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
-        report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
+        report = train_policy(
+            rollouts, config.name, settings, retained=retained, resume=config.resume, progress=progress
+        )
     report.notes[:0] = unused
+    if report.report is not None:
+        report.write_own_page(command.words)
     return _stored(report, job, config)
+
+
+def train_on_export(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
+    """Trains on the folder of a transitions export, with the rewards stored in it.
+
+    Importance ratios are relative to the weights that made the calls. Runs no program; score the result with
+    `assay evaluate`. The store gets the run, with its curves; the rollouts are those of the export.
+
+    Raises:
+        DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
+    """
+    given = [name for name in command.changed("temperature") if not is_of_project(name, command.temperature)]
+    values = {name: value for name, value in asdict(command.policy).items() if name not in ROLLOUTS_ONLY}
+    values["temperature"] = export_temperature(command.program, command.temperature if given else None)
+    settings = PolicySettings(**values)
+    progress, store = _of_this_process(progress, store)
+    source, config = Recorded(command.program, settings), {**asdict(settings), "export": str(command.program)}
+    with open_training(config, name=command.name, progress=progress, store=store, resume=command.resume) as run:
+        source.log = run.log
+        report = train_policy(source, command.name, settings, resume=command.resume, progress=progress)
+        run.keep(report.to_dict())
+    return report
 
 
 def _log(job: Job) -> TrainingLog | None:
@@ -132,57 +136,28 @@ def _log(job: Job) -> TrainingLog | None:
     return None if rank() else TrainingLog(job.folder)
 
 
-def _stored(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
+def _stored(report: PolicyReport, job: Job, config: RLSettings) -> PolicyReport:
     """Writes the report to the run's folder, without samples: these stay in the store, where they can be erased."""
     if not rank():
         FinishedRun(job.folder, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})
     return report
 
 
-def _guards(
-    config: TrainSettings, monitor: RubricSource | None, program: str | dspy.Module
-) -> tuple[list[Retained], Rubric | None]:
-    """Retention tasks and the monitor rubric, see `guards_of`."""
-    return guards_of(
-        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
-        model=config.policy.model,
-    )  # fmt: skip
-
-
-def _unused(job: Job, retained: Sequence[EvalTask], monitor: Rubric | None) -> list[str]:
-    """Warnings about the data, and notes about settings without effect.
-
-    Judges may be those of a retention task or of the monitor rubric.
-    """
-    rubrics = [*(task.session.rubric for task in retained), *([] if monitor is None else [monitor])]
-    return [*job.warnings, *unused_settings(job, read=("train", "val", "test"), rubrics=rubrics)]
-
-
-def _values(options: Mapping[str, Any], monitor: RubricSource | None, program: str | dspy.Module) -> dict[str, Any]:
-    """The options of this process as settings, with the names of the arguments that may be objects."""
-    values = {key: value for key, value in _divided_caps(options).items() if value is not None}
-    if monitor is not None:
-        values["monitor"] = rubric_name(monitor)
-    return values | ({"agent": program.name} if isinstance(program, ForeignAgent) else {})
-
-
-def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:
+def _of_this_process(progress: Progress, store: str | Path | None) -> tuple[Progress, str | Path | None]:
     """Progress and store; of processes that train together, all but the first are silent and use another store."""
     if rank():
         return SilentProgress(), home_of(store) / f"rank-{rank()}" / "assay.db"
-    return default_progress(progress), store
+    return progress, store
 
 
 @dataclass
 class _EvalTasks:
     """Opens the jobs of a training: the program that is trained on, and the retention tasks."""
 
-    config: TrainSettings
+    config: RLSettings
     engine: PolicyEngine
     progress: Progress
     store: str | Path | None
-    resume: bool
-    test: bool
     opened: ExitStack
     titles: list[str] = field(default_factory=list)
 
@@ -190,7 +165,7 @@ class _EvalTasks:
         self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
     ) -> tuple[EvalTask, Job]:
         """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
-        names = program_settings(ProgramSettings, program, rubric, data, None, {"model": self.config.model})
+        names = program_settings(ProgramJob, program, rubric, data, None, {"model": self.config.model})
         sampled = {**(parameters or {}), "temperature": self.config.temperature}
         trained = parameters is not None
         config = replace(
@@ -210,7 +185,7 @@ class _EvalTasks:
                 lm=self.engine.lm,
                 progress=self.progress,
                 store=self.store,
-                resume=self.resume,
+                resume=self.config.resume,
                 need=need,
             )
         )
@@ -219,8 +194,8 @@ class _EvalTasks:
             job.session.register(getattr(job.splits, split), split)
         self.titles.append(_title(job.session.program_name, data, self.titles))
         # run at the end only; its keys identify the training
-        sealed = job.splits.parts()["test"] if self.test else []
-        opens = functools.partial(_open, job) if self.test else None
+        sealed = job.splits.parts()["test"] if self.config.test else []
+        opens = functools.partial(_open, job) if self.config.test else None
         return EvalTask(self.titles[-1], job.recorded, job.session, job.splits.val, sealed, trained, opens), job
 
 
@@ -320,49 +295,11 @@ def _title(program: str, data: str, used: Sequence[str]) -> str:
     return next(name for name in names if name not in used)
 
 
-@takes(PolicySettings)
-def train_offline(
-    export: str | Path,
-    *,
-    name: str,
-    store: str | Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    **options: Unpack[OfflineOptions],
-) -> PolicyReport:
-    """Trains weights by policy gradient on the folder of a transitions export, with the rewards stored in it.
-
-    Importance ratios are relative to the weights that made the calls. Runs no program; score the result with
-    `assay evaluate`.
-
-    Args:
-        store: gets the run, with its curves; the rollouts are those of the export.
-        options: the fields of `PolicySettings` without `ROLLOUTS_ONLY`; the temperature is that of the export.
-    Raises:
-        DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
-        ConfigError: a setting that would have no effect.
-    """
-    if ignored := sorted(set(ROLLOUTS_ONLY) & options.keys()):
-        raise ConfigError(
-            f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards, and nothing is run"
-        )
-    values: dict[str, Any] = {**options, "temperature": export_temperature(export, options.get("temperature"))}
-    settings = PolicySettings(**values)
-    progress, store = _of_this_process(progress, store)
-    source, config = Recorded(export, settings), {**asdict(settings), "export": str(export)}
-    with open_training(config, name=name, progress=progress, store=store, resume=resume) as run:
-        source.log = run.log
-        report = train_policy(source, name, settings, resume=resume, progress=progress)
-        run.keep(report.to_dict())
-    return report
-
-
 def _engine(settings: PolicySettings) -> PolicyEngine:
     if is_embedded(settings.model):
         if settings.vllm != "none":
             raise ConfigError(
-                f"vllm={settings.vllm!r} serves models of the hub or of a folder; an embedded one is served by "
-                "llama.cpp"
+                "serves models of the hub or of a folder; an embedded one is served by llama.cpp", field="vllm"
             )
         return LlamaPolicy(
             settings.model, temperature=settings.temperature, max_completion=settings.max_completion, seed=settings.seed
