@@ -44,15 +44,17 @@ OPEN_KEYWORDS = {
         "optimizers/prompts/named.py: Proposal.build",
         "optimizers/prompts/named.py: Proposal.compiled",
         "programs/parameters.py: AgentParameters.__init__",
-        "rubrics/schemas.py: is_schema",
+        "rubrics/checks.py: is_schema",
     ),
     "the variables of a template or of a query, or the fields of an event": (
         "deployment/plan.py: Notifier.notify",
         "reports/files.py: write_report",
+        "traces/importers/spans.py: filled",
         "web/rendering.py: link",
         "web/rendering.py: render",
     ),
     "the arguments of the constructor of a user's program": ("optimizers/prompts/given.py: Student.__init__",),
+    "the fields of a command": ("api/plan.py: plan", "commands/judging.py: with_names"),
     "the fields of a recorded rollout": (
         "commands/deployed.py: LoadedVersion.replay",
         "commands/deployed.py: LoadedVersion.run",
