@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import assay.api.deploy.status
-import assay.api.deployed
-import assay.api.serve  # noqa: F401 - all of it loaded once, before the processes are forked
+import assay.commands.advancing
+import assay.commands.deployed
+import assay.commands.serve
+import assay.traces.gateway.server  # noqa: F401 - all of it loaded once, before the processes are forked
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.api.registry import register
+from assay.commands.registry import register
 from assay.datasets.splits import load_tasks
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.deployments import Deployment, Deployments

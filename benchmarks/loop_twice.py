@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import assay
-from assay.api.loop.run import run_loop
-from assay.api.loop.state import start_loop
-from assay.api.registry import register
+from assay.commands.loop import run_loop, start_loop
+from assay.commands.registry import register
 from assay.deployment import save_artifact
 from assay.deployment.deployments import Deployments
 from assay.deployment.loops import Loops
@@ -138,7 +137,7 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
         "deploy": {"plan": "plan.yaml"},
     }  # fmt: skip
     (folder / "loop.yaml").write_text(json.dumps(loop))
-    start_loop(AGENT, folder / "loop.yaml")
+    start_loop(AGENT, file=folder / "loop.yaml")
     return rubric
 
 

@@ -44,7 +44,7 @@ arguments = parser.parse_args()
 
 tasks = load_tasks(f"arithmetic:size={arguments.tasks}")
 rubric = load_rubric("math_qa")
-program = MathQA(AgentParameters(temperature=0.1), prompt_format="lean")
+program = MathQA(parameters=AgentParameters(temperature=0.1), prompt_format="lean")
 plain = dspy.LM("embedded/smollm2-135m", engine=Bare(), cache=False, seed=0, max_tokens=512)
 
 with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:

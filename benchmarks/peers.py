@@ -58,7 +58,7 @@ def with_auto(setup: Setting, budget: int, seed: int, threads: int) -> dict[str,
             out=f"{folder}/artifact",
         )
         data = report.to_dict()
-        search = report.meter.of("search")
+        search = report.outcome.baseline.session.meter.of("search")
         return {"program": report.program, "calls": search.calls, "tokens": search.tokens, "winner": data["winner"]}
 
 

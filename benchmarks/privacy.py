@@ -14,7 +14,8 @@ from typing import Any
 from personal_values import WHOLE
 from privacy_corpus import CLEAN, PROSE, Text, clean, personal
 
-from assay.traces.privacy.anonymizer import Anonymizer, KnownValue
+from assay.traces.privacy.anonymizer import Anonymizer
+from assay.traces.privacy.names import KnownValue
 
 NAMES = {"person", "place"}  # only a name model, or the task's metadata, can tell them
 

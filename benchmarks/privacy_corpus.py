@@ -10,7 +10,7 @@ from typing import Any
 from faker import Faker
 from personal_values import ALNUM, HEX, VALUES, run
 
-from assay.traces.privacy.anonymizer import KnownValue
+from assay.traces.privacy.names import KnownValue
 
 LOCALES = ["en_US", "en_GB", "de_DE", "fr_FR", "es_ES", "it_IT", "nl_NL", "pl_PL", "pt_BR", "sv_SE", "en_IN", "cs_CZ"]
 

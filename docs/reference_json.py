@@ -3,10 +3,13 @@
 import ast
 import dataclasses
 import importlib
+import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from assay.support.report import OBJECT, Report
 
 from reference_text import descriptions, docstring
 
@@ -20,6 +23,7 @@ measured are `null`, never 0.
 """
 REPORTS = ("Report", "Gain", "Evaluation", "Agreement", "Openings", "AgentMetrics")
 METHODS = ("to_dict", "report")
+BASES = ("Report", "JobReport", "ScoredRuns", "SpentReport", "JudgedReport")
 
 
 DESCRIPTIONS = Path(__file__).parent / "json_keys.yaml"
@@ -37,8 +41,10 @@ def json_page(source: Path) -> str:
     for path, name, methods in _reports(source):
         module = ".".join(("assay", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         owner = getattr(importlib.import_module(module), name)
-        written = [key for method in methods for key in _keys(owner, method)]
-        keys = list(dict.fromkeys(written or (item.name for item in dataclasses.fields(owner))))
+        written = [key for method in methods for key in _keys(owner, method)] if methods else list(_of_report(owner))
+        keys = list(dict.fromkeys(written))
+        if not keys or getattr(owner, "is_stream", False):  # the object of another class is written, or none
+            continue
         own = descriptions(owner) | known.get(name, {})
         if missing := [key for key in keys if key not in own and key not in shared]:
             raise ValueError(f"{DESCRIPTIONS.name} has no description of {name}: {', '.join(missing)}")
@@ -51,16 +57,30 @@ def json_page(source: Path) -> str:
 
 
 def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
-    """Each class of a report with the methods that write its keys. Where they write none, its fields are the keys."""
+    """Each class of a report with the method that writes its keys; without one for a subclass of `Report`."""
     for path in sorted(source.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.ClassDef) or node.name == "Report":
+            if not isinstance(node, ast.ClassDef) or node.name in BASES:
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
-            if any(isinstance(base, ast.Name) and base.id == "Report" for base in node.bases):
-                yield path, node.name, [method for method in methods if list(_dicts(method))]
+            if any(isinstance(base, ast.Name) and base.id in BASES for base in node.bases):
+                yield path, node.name, []
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
+
+
+def _of_report(owner: type) -> Iterator[str]:
+    """Keys of a subclass of `Report`: those that its `to_dict` writes, and those of its base where it calls that."""
+    for parent in owner.__mro__:
+        if parent is Report:
+            yield from (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
+        elif (method := vars(parent).get("to_dict")) is not None:
+            source = textwrap.dedent(inspect.getsource(method))
+            definition = ast.parse(source).body[0]
+            assert isinstance(definition, ast.FunctionDef)
+            yield from _keys(owner, definition)
+            if "super()" not in source:
+                return
 
 
 def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:

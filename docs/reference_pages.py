@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 import pydantic
+from assay.errors import spoken
+from assay.support.options import Settings, options_of
 from pydantic_core import PydanticUndefined
 
 from reference_json import json_page
@@ -142,6 +144,8 @@ def _settings_page() -> str:
     parts = ["# Settings\n\nThe keywords of the Python functions. The command line makes its flags from them.\n"]
     for owner in sorted(_settings_classes(), key=lambda kind: kind.__name__):
         texts = descriptions(owner)
+        if issubclass(owner, Settings):
+            texts = {name: spoken(option.help, str) for name, option in options_of(owner).items()}
         items = [item for item in dataclasses.fields(owner) if item.init and not item.name.startswith("_")]
         declared = [
             item for item in items if "setting" in item.metadata
@@ -183,8 +187,9 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
+    from assay.rubrics import checks, conversations, documents, environments, steps, tools
     from assay.rubrics.code import checks as code_checks
+    from assay.rubrics.code import checks as tested
     from assay.shipped.programs.experiment import checks as experiment
     from assay.shipped.programs.nim import checks as nim
     from assay.shipped.programs.text_to_sql import checks as sql

@@ -44,8 +44,7 @@ from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import TaskRun, before_and_after
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.traces import Rollout
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import Gates
+from assay.traces.export.settings import Gates, Selection
 
 KEEP_AT = 0.8  # least rating that is trained on
 MESSAGES = {

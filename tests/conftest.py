@@ -73,12 +73,18 @@ def _resident_mb() -> float:
 
 
 @pytest.fixture(scope="session")
-def embedded() -> str:
-    """The embedded model's name, fetched if need be."""
+def model_name() -> str:
+    """The embedded model's name, for tests that need its file and do not run it; fetched if need be."""
     from assay.models import pull_model
 
     pull_model("smollm2-135m")
     return "embedded/smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def embedded(model_name: str) -> str:
+    """The embedded model's name, for tests that run it."""
+    return model_name
 
 
 @pytest.fixture(scope="session")

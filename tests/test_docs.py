@@ -26,11 +26,11 @@ from assay.rubrics import (
     load_rubric,
     rubric_schema,
     steps,
-    tested,
     tools,
 )
 from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
+from assay.rubrics.code import checks as tested
 from assay.rubrics.loading import SHIPPED as RUBRICS
 from assay.shipped.programs.experiment import checks as experiment_checks
 from assay.shipped.programs.nim import checks as nim_checks

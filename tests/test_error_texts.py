@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.judge.audit import audit_judge
 from assay.commands.judge import Label
+from assay.commands.judge_audit import audit_judge
 from assay.commands.scoring import score_rollouts
 from assay.commands.traces import close_rollouts, import_rollouts, list_rollouts, rate_rollouts
 from assay.errors import AssayError

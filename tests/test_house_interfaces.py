@@ -27,7 +27,7 @@ def test_a_command_has_a_module_of_its_name_in_api() -> None:
 # Functions whose keywords are named by somebody else, and why. All others have typed keywords.
 OPEN_KEYWORDS = {
     "the inputs of a program or the fields of a prediction, which its author names": (
-        "api/deployed.py: DeployedAgent.__call__",
+        "commands/deployed.py: DeployedAgent.__call__",
         "judges/deciding.py: GroupDecider.__call__",
         "judges/deciding.py: JudgeDecider.__call__",
         "judges/deciding.py: JudgeVerifier.__call__",
@@ -44,16 +44,21 @@ OPEN_KEYWORDS = {
         "optimizers/prompts/named.py: Proposal.build",
         "optimizers/prompts/named.py: Proposal.compiled",
         "programs/parameters.py: AgentParameters.__init__",
-        "rubrics/schemas.py: is_schema",
+        "rubrics/checks.py: is_schema",
     ),
     "the variables of a template or of a query, or the fields of an event": (
         "deployment/plan.py: Notifier.notify",
         "reports/files.py: write_report",
+        "traces/importers/spans.py: filled",
         "web/rendering.py: link",
         "web/rendering.py: render",
     ),
     "the arguments of the constructor of a user's program": ("optimizers/prompts/given.py: Student.__init__",),
-    "the fields of a recorded rollout": ("api/deployed.py: LoadedVersion.replay", "api/deployed.py: LoadedVersion.run"),
+    "the fields of a command": ("api/plan.py: plan", "commands/judging.py: with_names"),
+    "the fields of a recorded rollout": (
+        "commands/deployed.py: LoadedVersion.replay",
+        "commands/deployed.py: LoadedVersion.run",
+    ),
 }
 
 

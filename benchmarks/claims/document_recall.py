@@ -12,7 +12,7 @@ from typing import Any
 
 import assay
 from assay.programs import DocumentIndex
-from assay.shipped.programs.answer_from_documents.tasks import fact_rows
+from assay.shipped.programs.answer_from_documents.tasks import rows
 from claims.storing import Measured, Setting
 
 TASKS, PASSAGES, K = 300, 20, 5
@@ -49,7 +49,7 @@ def collection(seed: int) -> tuple[list[str], dict[str, tuple[str, str]]]:
     owner: dict[str, int] = {}
     texts: dict[str, None] = {}
     questions: dict[str, tuple[str, str]] = {}
-    for number, (_, row) in enumerate(fact_rows(size=TASKS, seed=seed, passages=PASSAGES, removed=0.0)):
+    for number, (_, row) in enumerate(rows(f"facts?size={TASKS}&seed={seed}&passages={PASSAGES}&removed=0.0")):
         own_texts = [
             document["text"]
             for document in row["inputs"]["documents"]

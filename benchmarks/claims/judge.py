@@ -50,7 +50,7 @@ def measure(setting: Setting) -> Measured:
         "winner": outcome.winner,
         "replaces": outcome.replaces,
         "accuracy": {side: agreement.values["accuracy"] for side, agreement in stated.items()},
-        "calls": report.meter.usage.calls,
+        "calls": report.calls,
     }
     return Measured(values={"accuracy": values}, facts=facts)
 

@@ -10,20 +10,17 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import AssayError, ConfigError, DataError, EnvironmentFailed, ProgramError
 from assay.models import supports
-from assay.models.scope import alternatives_of
-from assay.programs.agent import GUIDE, WRITTEN_DECISIONS, Agent
-from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
-from assay.programs.estimate import choice_odds, has_probabilities, logprobs_options
-from assay.programs.parameters import AgentParameters
+from assay.programs.agent import GUIDE, WRITTEN_DECISIONS, Agent, AgentSettings
+from assay.programs.estimate import choice_probabilities, has_probabilities
 from assay.programs.retrieval import INDEX, DocumentIndex, Passage, Retriever, TextRetriever
-from assay.programs.thinking import thought_field
+from assay.programs.thinking import margin_of
 from assay.rubrics.documents import is_passage, label_texts
 from assay.support.scrubbing import error_text
 from assay.support.values import unicode_text
@@ -86,12 +83,9 @@ class AnswerFromDocuments(Agent):
         k: int = 5,
         embedder: Any = None,
         retriever: Retriever | str | None = None,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
-        policy: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+        super().__init__(**agent)
         if isinstance(retriever, str):
             raise ProgramError(
                 f"retriever={retriever!r} is only the name of an object, which an artifact cannot contain. Write a "
@@ -134,12 +128,6 @@ class AnswerFromDocuments(Agent):
                 f"Check the draft against the passage and correct it. {_DATA}",
             )
         )
-
-    @property
-    def reading_tokens(self) -> int:
-        """Limit of the thought about a passage: none up to `reasoning_depth` 3, because many passages are read."""
-        own_budget = getattr(dspy.settings.lm, "thinking", None) is not None
-        return self.thought_tokens if own_budget or self.agent_parameters.reasoning_depth > 3 else 0
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
         documents = inputs.get("documents")
@@ -261,33 +249,24 @@ class _Run:
             self._show(self.agent.read, passage, answers=answers)
             return answers == "yes"
         agent, threshold = self.agent, self.agent.agent_parameters.tool_usage_threshold
-        # a policy in training is credited with the tokens of its decision, so the written decision counts
-        written = bool(dspy.settings.get(WRITTEN_DECISIONS))
+        written = bool(dspy.settings.get(WRITTEN_DECISIONS))  # the written decision counts in training
         reads = not written and supports(dspy.settings.lm, "top_logprobs")
-        config = logprobs_options(dspy.settings.lm) if reads else {}
-        inputs = {"question": self.question}
 
-        def ask(limit: int, thoughts: str) -> Round:
-            signature = _reading(agent.read.signature, limit, bool(thoughts), not reads and not written)
-            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
-            with alternatives_of("answers"), dspy.context(trace=[]):
-                decision = self._asked(agent.read, signature, asked, passage, **config)
-                trace = list(dspy.settings.trace)
-            odds = choice_odds(decision, "answers", ["yes", "no"]).probabilities
-            chance = float(decision.sure) if not reads and not written else odds["yes"]
+        def ask(signature: Any, asked: dict[str, Any], options: dict[str, Any]) -> tuple[Any, str, float | None]:
+            decision = self._asked(agent.read, signature, asked, passage, **options)
+            odds = choice_probabilities(decision, "answers", ["yes", "no"])
+            chance = odds["yes"] if reads or written else float(decision.sure)
             margin = margin_of(odds) if reads and has_probabilities(decision) else None
-            decision._store.pop("logprobs", None)
-            decision._completions = None  # they contain the alternatives too, and a trace would store them
             if not written:  # demonstrations are made of the trace, which has what was decided
                 decision.answers = "yes" if chance >= threshold else "no"
-            return Round(decision.answers, margin, str(decision.get("thought") or ""), trace)
+            return decision, decision.answers, margin
 
+        signature = _reading(agent.read.signature, stated=not (reads or written))
+        inputs, tokens = {"question": self.question}, agent.deep_thought_tokens
         try:
-            last = think(ThinkingPolicy() if written else agent.thinking_policy, agent.reading_tokens, ask).last
+            last = agent.decided(ask, signature, inputs, tokens=tokens, field="answers", reads=reads)
         except AdapterParseError:
             return False
-        if dspy.settings.trace is not None:
-            dspy.settings.trace.extend(last.result)
         return bool(last.choice == "yes")
 
     def _answer(self, passage: Passage) -> str:
@@ -296,13 +275,11 @@ class _Run:
         if self.guide is not None:
             self._show(agent.respond, passage, answer=self.guide.answer)
             return self.guide.answer
-        answer = str(self._asked(agent.respond, agent.respond.signature, inputs, passage).answer)
-        for _ in range(agent.rounds):
-            reviewed = self._asked(agent.review, agent.review.signature, {**inputs, "draft": answer}, passage)
-            if str(reviewed.answer) == answer:
-                break
-            answer = str(reviewed.answer)
-        return answer
+
+        def review(draft: str) -> str:
+            return str(self._asked(agent.review, agent.review.signature, {**inputs, "draft": draft}, passage).answer)
+
+        return agent.reviewed(str(self._asked(agent.respond, agent.respond.signature, inputs, passage).answer), review)
 
     def _asked(
         self, predictor: dspy.Predict, signature: Any, inputs: Mapping[str, Any], passage: Passage, **config: Any
@@ -331,13 +308,7 @@ def _fused(parts: list[list[Passage]], k: int, known: Mapping[str, Passage]) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def _reading(signature: Any, tokens: int, continued: bool, stated: bool) -> Any:
-    """The signature of a reading with a thinking budget, and with `sure` if the engine gives no probabilities."""
-    if continued:
-        signature = signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
-    if tokens:
-        signature = signature.prepend("thought", thought_field(tokens), str)
-    if stated:
-        sure = dspy.OutputField(desc="how likely the passage says the answer, from 0 to 1", ge=0, le=1)
-        signature = signature.append("sure", sure, float)
-    return signature
+def _reading(signature: Any, *, stated: bool) -> Any:
+    """The signature of a reading, with `sure` if the engine gives no probabilities."""
+    sure = dspy.OutputField(desc="how likely the passage says the answer, from 0 to 1", ge=0, le=1)
+    return signature.append("sure", sure, float) if stated else signature

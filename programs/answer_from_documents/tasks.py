@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from assay.datasets.specs import Row, number_of, options_of
+from assay.datasets.specs import Row, number_of, options_of, share_of
 from assay.errors import DataError
 
 
@@ -127,7 +127,12 @@ class _Fact:
 
 
 def rows(spec: str) -> Iterator[Row]:
-    """Rows of a spec, without its `documents:`.
+    """Distinct tasks of a spec, without its `documents:`, with the inputs `question` and `documents` (mappings with
+    `source` and `text`).
+
+    Expected are `answer` and `passages`, the texts of the passages that have it; for a removed passage `passages` is
+    empty and there is no answer. The share `removed` (0.3) of the tasks is of that kind, spread evenly. The split is by
+    hash.
 
     Raises:
         DataError: another stage than `facts`, or an option that does not fit.
@@ -136,27 +141,8 @@ def rows(spec: str) -> Iterator[Row]:
     if stage != "facts":
         raise DataError(f"documents has no kind {stage!r}; there is facts, as in documents:facts?size=100")
     options = options_of(query, ("size", "seed", "passages", "removed"), f"documents:{stage}")
-    try:
-        removed = float(options.get("removed", 0.3))
-    except ValueError:
-        removed = -1.0
-    if not 0 <= removed <= 1:
-        raise DataError(f"the data's option removed is {options['removed']!r}: it must be a share between 0 and 1")
-    return fact_rows(
-        size=number_of(options, "size", 500, at_least=1),
-        seed=number_of(options, "seed", 0),
-        passages=number_of(options, "passages", 20, at_least=2),
-        removed=removed,
-    )
-
-
-def fact_rows(*, size: int, seed: int, passages: int, removed: float) -> Iterator[Row]:
-    """Distinct tasks with the inputs `question` and `documents` (mappings with `source` and `text`).
-
-    Expected are `answer` and `passages`, the texts of the passages that have it; for a removed passage `passages` is
-    empty and there is no answer. The share `removed`, in [0, 1], of the tasks is of that kind, spread evenly.
-    The split is by hash.
-    """
+    size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
+    passages, removed = number_of(options, "passages", 20, at_least=2), share_of(options, "removed", 0.3)
     rng, seen = random.Random(f"documents/{seed}"), set[str]()
     for at in range(size):
         # Without the small addend, 0.29 * 100 = 28.999… would lose a task.

@@ -1,14 +1,13 @@
 """The program `classify`: gives a text one of the labels that the data has."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs import AgentParameters
-from assay.programs.one_call import OneCallAgent
+from assay.programs.agent import AgentSettings, OneCallAgent
 
 
 class Classify(OneCallAgent):
@@ -18,16 +17,8 @@ class Classify(OneCallAgent):
         labels: the choices, at least two.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[str],
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        *,
-        thinking: Any = None,
-        policy: Any = None,
-    ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+    def __init__(self, labels: Sequence[str], **agent: Unpack[AgentSettings]) -> None:
+        super().__init__(**agent)
         if not labels:
             raise ProgramError("classify reads its labels from the data: compile it and run the artifact")
         if len(set(labels)) < 2:

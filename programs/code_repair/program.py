@@ -4,28 +4,22 @@ One predictor chooses the line, another one writes what replaces it: a small mod
 the whole source again. Tests run in the sandbox, and what they report is the feedback for the next edit.
 """
 
-import functools
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
-from assay.errors import ConfigError, FailureKind, LoopStopped, ProgramError
+from assay.errors import FailureKind, LoopStopped, ProgramError
 from assay.models import supports
 from assay.models.limits import ToolOverTime
-from assay.models.scope import alternatives_of
-from assay.programs.agent import WRITTEN_DECISIONS, Agent
-from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
-from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
-from assay.programs.parameters import AgentParameters
+from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
+from assay.programs.estimate import choice_margin
 from assay.programs.sandbox import Suite, SuiteResult, run_tests
-from assay.programs.sandbox.isolation import ISOLATIONS, Limits
-from assay.programs.thinking import thought_field
+from assay.programs.sandbox.isolation import Limits, isolations_of
+from assay.programs.thinking import OFF
 from assay.support.scrubbing import error_text
-from assay.support.settings import one_of
 from assay.traces.recorder import note_failure, note_isolation
 
 from .edits import Edit, applied, excerpt, functions_of, is_same, replacement_of
@@ -88,15 +82,11 @@ class CodeRepair(Agent):
         timeout_s: float = 10.0,
         memory_mb: int = 512,
         isolation: str = "auto",
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
-        policy: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+        super().__init__(**agent)
         Limits(timeout_s=timeout_s, memory_mb=memory_mb)
-        if isolation not in ("auto", *ISOLATIONS):
-            raise ConfigError(f"isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
+        isolations_of(isolation)
         self.timeout_s, self.memory_mb, self.isolation = timeout_s, memory_mb, isolation
         self.config = {"timeout_s": timeout_s, "memory_mb": memory_mb, "isolation": isolation}
         tests, solution = dspy.InputField(desc="tests that the code must pass"), dspy.OutputField(desc="Python code")
@@ -213,28 +203,18 @@ class _Run:
 
     def _chosen(self, predictor: dspy.Predict, field: str, choices: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
         """One of the choices, after as much thinking as budget and policy allow."""
-        # a policy in training is credited with the tokens of its decision, so it makes one and no probes
-        written = bool(dspy.settings.get(WRITTEN_DECISIONS))
-        policy = ThinkingPolicy() if written else self.agent.thinking_policy
-        reads = policy != ThinkingPolicy() and supports(dspy.settings.lm, "top_logprobs")
-        config = logprobs_options(dspy.settings.lm) if reads else {}
+        agent, written = self.agent, bool(dspy.settings.get(WRITTEN_DECISIONS))
+        dynamic = agent.thinking_policy != OFF and not written
+        reads = dynamic and supports(dspy.settings.lm, "top_logprobs")
+        words = list(map(str, choices)) if reads else []
 
-        def ask(limit: int, thoughts: str) -> Round:
-            signature = _choosing(predictor.signature, field, choices, limit, bool(thoughts))
-            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
-            with alternatives_of(field) if reads else nullcontext(), dspy.context(trace=[]):
-                answer = self._asked(predictor, signature, asked, **config)
-                trace = list(dspy.settings.trace)
-            known = reads and has_probabilities(answer)
-            margin = margin_of(choice_probabilities(answer, field, list(map(str, choices)))) if known else None
-            answer._store.pop("logprobs", None)
-            answer._completions = None  # they contain the alternatives too, and a trace would store them
-            return Round(answer[field], margin, str(answer.get("thought") or ""), trace)
+        def ask(signature: Any, asked: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, float | None]:
+            answer = self._asked(predictor, signature, asked, **options)
+            return answer, answer[field], choice_margin(answer, field, words)
 
-        last = think(policy, self.agent.thought_tokens, ask, measured=reads).last
-        if dspy.settings.trace is not None:
-            dspy.settings.trace.extend(last.result)
-        return last.choice
+        signature = predictor.signature.with_updated_fields(field, type_=Literal[choices])
+        tokens, kept = agent.thought_tokens, field if reads else ""
+        return agent.decided(ask, signature, inputs, tokens=tokens, field=kept, reads=reads).choice
 
     def _asked(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], **config: Any) -> Any:
         filled = self.agent.fit_context(predictor, signature, inputs, self.attempts, "attempts")
@@ -281,19 +261,6 @@ class _Run:
             step["error"] = report = error_text(error)
         passed = results[0].passed if results else 0
         return _Version(source, passed, len(self.suite.names), report, edits)
-
-
-@functools.lru_cache(maxsize=256)
-def _choosing(signature: Any, field: str, choices: tuple[Any, ...], tokens: int, continued: bool) -> Any:
-    """A signature with the values to choose from, and a thought of at most so many tokens before.
-
-    Args:
-        continued: whether there are earlier thoughts.
-    """
-    signature = signature.with_updated_fields(field, type_=Literal[choices])
-    if continued:
-        signature = signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
-    return signature.prepend("thought", thought_field(tokens), str) if tokens else signature
 
 
 def _listed(version: _Version) -> str:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.datasets.specs import Row, number_of, options_of
-from assay.errors import DataError
-from assay.programs.sandbox.isolation import ISOLATIONS
-from assay.support.settings import one_of
+from assay.errors import ConfigError, DataError
+from assay.programs.sandbox.isolation import isolations_of
 
 from .calls import call_expressions, similar_calls
 from .functions import Slice, module_files, slices
@@ -55,8 +54,10 @@ def rows(spec: str) -> Iterator[Row]:
     name, _, query = spec.partition("?")
     options = options_of(query, ("size", "seed", "isolation"), f"mutants:{name}")
     isolation = options.get("isolation", "auto")
-    if isolation not in ("auto", *ISOLATIONS):
-        raise DataError(f"mutants: isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
+    try:
+        isolations_of(isolation)
+    except ConfigError as error:
+        raise DataError(f"mutants: {error}") from None
     size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
     parts = _all_slices(name)
     random.Random(seed).shuffle(parts)

@@ -7,17 +7,15 @@ of these. The earlier turns are a `dspy.History`.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import DataError, ProgramError
-from assay.models import count_tokens
 from assay.models.calls import stop_in
-from assay.models.dspy_seam import prompt_text
 from assay.models.limits import current_tool_limit, limited, within_limit
-from assay.programs.agent import GUIDE, Agent
+from assay.programs.agent import GUIDE, Agent, AgentSettings, Held, calls_so_far
 from assay.programs.memory import Memory
 from assay.programs.parameters import AgentParameters
 from assay.programs.simulated_users import (
@@ -29,7 +27,7 @@ from assay.programs.simulated_users import (
     plain_value,
     user_failure,
 )
-from assay.programs.thinking import thought_field
+from assay.programs.thinking import with_thought
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.traces.places import current_rollout
@@ -98,14 +96,10 @@ class Converse(Agent):
         *,
         user_model: str | None = None,
         memory: Memory | str | None = None,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
-        policy: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        super().__init__(
-            parameters or AgentParameters(max_steps=_TURNS), prompt_format, thinking=thinking, policy=policy
-        )
+        agent["parameters"] = agent.get("parameters") or AgentParameters(max_steps=_TURNS)
+        super().__init__(**agent)
         if user_model is not None and user != "model":
             raise ProgramError(f"user_model={user_model!r} applies to user='model' only, got user={user!r}")
         self.config = {name: value for name, value in (("user", user), ("user_model", user_model)) if value is not None}
@@ -114,7 +108,7 @@ class Converse(Agent):
         self._memory = Memory(name=memory) if isinstance(memory, str) else memory
         if self._memory is not None:
             self.config["memory"] = self._memory.name
-        self._user = _Held(_user(user, user_model, prompt_format))
+        self._user = Held(_user(user, user_model, self.prompt_format))
         self._add_predictors()
 
     def _add_predictors(self) -> None:
@@ -177,10 +171,10 @@ class Converse(Agent):
             messages.append({"role": "user", "content": turn.message})
             if turn.ended or at == limit:
                 break
-            start = _calls()
+            start = calls_so_far()
             reply = self._reply(talk, turn.message)
             messages.append({"role": "agent", "content": reply})
-            end = _calls()
+            end = calls_so_far()
             turn_calls.append(None if start is None or end is None else [start, end])
         ended = turn.ended or "limit"
         return dspy.Prediction(outcome=dict(talk.outcome), messages=messages, ended=ended, turn_calls=turn_calls)
@@ -202,7 +196,7 @@ class Converse(Agent):
         Raises:
             EnvironmentFailed: the user raised, took too long, or returned something else.
         """
-        user, rollout = self._user.program, current_rollout()
+        user, rollout = self._user.value, current_rollout()
         own = Rollout(
             task_id=rollout.task_id if rollout else "",
             task_type=rollout.task_type if rollout else "default",
@@ -287,9 +281,7 @@ class Converse(Agent):
             self._show(self.choose, inputs, dspy.Prediction(about=about))
             return about
         signature = self.choose.signature.with_updated_fields("about", type_=Literal[choices])
-        deep = self.thinking is not None or self.agent_parameters.reasoning_depth > 3
-        if deep and (tokens := self.thought_tokens):
-            signature = signature.prepend("thought", thought_field(tokens), str)
+        signature = with_thought(signature, self.deep_thought_tokens)
         earlier = [{"message": turn["message"], "about": turn["about"]} for turn in talk.history]
         return str(self._asked(self.choose, inputs, earlier, signature).about)
 
@@ -311,13 +303,11 @@ class Converse(Agent):
              output: turn["reply"]}
             for turn in talk.history
         ]  # fmt: skip
-        reply = str(self._asked(predictor, inputs, earlier)[output]).strip()
-        for _ in range(self.rounds):
-            reviewed = str(self._asked(self.review, {**inputs, "draft": reply}, earlier).reply).strip()
-            if reviewed == reply:
-                break
-            reply = reviewed
-        return reply
+
+        def review(draft: str) -> str:
+            return str(self._asked(self.review, {**inputs, "draft": draft}, earlier).reply).strip()
+
+        return self.reviewed(str(self._asked(predictor, inputs, earlier)[output]).strip(), review)
 
     def _show(self, predictor: dspy.Predict, inputs: dict[str, Any], output: dspy.Prediction) -> None:
         """Adds a step of the guide to the trace, as if the predictor had made it."""
@@ -329,31 +319,16 @@ class Converse(Agent):
     ) -> Any:
         """Calls a predictor with as many earlier turns as fit. The trace has none: a demonstration is one turn."""
         signature = signature or predictor.signature
-        history, demos = list(earlier), list(predictor.demos)
-        limit = self.agent_parameters.context_length
-        while True:
-            filled = {**inputs, "history": dspy.History(messages=history)}
-            text = prompt_text(dspy.settings.adapter.format(signature, demos, filled))
-            # a token has at least one byte, so the tokens of short prompts need not be counted
-            fits = len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit
-            if fits or not (history or demos):
-                break
-            (history or demos).pop(0)
+
+        def history(turns: list[dict[str, Any]]) -> dspy.History:
+            return dspy.History(messages=turns)
+
+        filled = self.fit_context(predictor, signature, inputs, earlier, "history", joined=history)
         with dspy.context(trace=[]):
-            result = predictor(signature=signature, demos=demos, **filled)
+            result = predictor(signature=signature, **filled)
         if dspy.settings.trace is not None:
             dspy.settings.trace.append((predictor, inputs, result))
         return result
-
-
-class _Held:
-    """Keeps the simulated user out of DSPy's sight, which would optimise its prompts together with the agent's."""
-
-    def __init__(self, program: UserProgram) -> None:
-        self.program = program
-
-    def __deepcopy__(self, memo: object) -> "_Held":
-        return self
 
 
 def _user(user: Any, model: str | None, prompt_format: str) -> UserProgram:
@@ -388,8 +363,3 @@ def _form_of(form: Any) -> dict[str, str]:
     if clash := sorted({_FINISH, _GO_ON, _NONE} & fields.keys()):
         raise DataError(f"form has a field named {clash[0]!r}, which the agent uses itself: rename it")
     return fields
-
-
-def _calls() -> int | None:
-    rollout = current_rollout()
-    return None if rollout is None else len(rollout.transitions)

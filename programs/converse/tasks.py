@@ -10,59 +10,35 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from assay.datasets.specs import number_of, options_of, span_of
+from assay.datasets.specs import number_of, options_of, share_of, span_of
 from assay.errors import DataError
 from assay.support.settings import one_of
 
 from .words import FIELDS, OWN, SERVICES, Field
 
 MEETINGS = ("only", "first", "second")
-_MOST = 12  # facts of a service with those of the person
 
 
 def rows(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of a spec, without its `conversations:`.
-
-    Raises:
-        DataError: unknown option, or a value out of range.
-    """
-    options = options_of(spec.removeprefix("?"), ("facts", "changes", "meeting", "size", "seed"), "conversations")
-    try:
-        changes = float(options.get("changes", "0.5"))
-    except ValueError:
-        raise DataError(f"conversations: changes={options['changes']!r} must be a probability") from None
-    return conversation_rows(
-        facts=span_of(options, "facts", "9-11", "conversations"),
-        changes=changes,
-        meeting=options.get("meeting", "only"),
-        size=number_of(options, "size", 500, at_least=1),
-        seed=number_of(options, "seed", 0),
-    )
-
-
-def conversation_rows(
-    *, facts: tuple[int, int] = (9, 11), changes: float = 0.5, size: int = 500, seed: int = 0, meeting: str = "only"
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Conversations.
+    """Conversations of a spec, without its `conversations:`.
 
     The inputs are `service`, `form` (field -> description), `user` (`goal` and `facts`, which the agent must not see),
     `person`, and with two meetings `personal`, the fields of the person, which a memory may keep. Expected is the
     `outcome` (field -> value). `turns` in the metadata is the number of turns, of a message and a reply each, that a
     conversation needs.
 
-    Args:
-        facts: fewest and most facts of a task.
-        changes: probability that one fact is first told wrongly, and the same for one that is told late.
-        meeting: `only`, or the `first` or `second` of two conversations with the same person about different services.
-            In the second one the person's own facts are not told again. Row n of both is the same person.
+    Options: `size`, `seed`, `facts` (`LOW-HIGH`, default `9-11`), `changes` (0.5, the probability that one fact is
+    first told wrongly, and the same for one that is told late), `meeting` (`only`, or the `first` or `second` of two
+    conversations with the same person about different services; in the second one the person's own facts are not told
+    again, and row n of both is the same person).
+
     Raises:
-        DataError: an option is out of range.
+        DataError: an unknown option, or a value out of range.
     """
-    if not 1 <= facts[0] <= facts[1] <= _MOST:
-        raise DataError(f"conversations: facts={facts[0]}-{facts[1]} must be LOW-HIGH with 1 <= LOW <= HIGH <= {_MOST}")
-    if not 0 <= changes <= 1:
-        raise DataError(f"conversations: changes={changes!r} must be a probability")
-    if meeting not in MEETINGS:
+    options = options_of(spec.removeprefix("?"), ("facts", "changes", "meeting", "size", "seed"), "conversations")
+    size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
+    facts, changes = span_of(options, "facts", "9-11", "conversations"), share_of(options, "changes", 0.5)
+    if (meeting := options.get("meeting", "only")) not in MEETINGS:
         raise DataError(f"conversations: meeting={meeting!r} {one_of(meeting, MEETINGS)}")
     if meeting != "only" and facts[0] <= len(OWN):
         raise DataError(

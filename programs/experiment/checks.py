@@ -25,7 +25,7 @@ def feasible_plans(task: Task, prediction: dict[str, Any], rollout: Rollout | No
 def plan_feasible(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Scope `step`: grade 1 if the plan that the call wrote was feasible, 0 if it failed or was refused."""
     steps = written_by(prediction, rollout)
-    return Grade(value=float(all(_feasible(step) for step in steps)))
+    return Grade.of(all(_feasible(step) for step in steps))
 
 
 def _feasible(step: Mapping[str, Any]) -> bool | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from assay.datasets.specs import number_of, options_of
+from assay.datasets.specs import number_of, options_of, share_of
 from assay.errors import DataError
 from assay.support.settings import one_of
 
@@ -88,10 +88,7 @@ def rows(query: str) -> Iterator[tuple[str, dict[str, Any]]]:
     options = options_of(query, ("size", "seed", "trials", "noise"), "experiment")
     size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
     trials = number_of(options, "trials", 4, at_least=1)
-    try:
-        noise = float(options.get("noise", 5.0))
-    except ValueError:
-        raise DataError(f"experiment: noise={options['noise']!r} must be a number") from None
+    noise = share_of(options, "noise", 5.0, most=100)
     rng = random.Random(f"experiment/{seed}")
     for at in range(size):
         material = rng.choice(sorted(MATERIALS))

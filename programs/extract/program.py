@@ -1,14 +1,13 @@
 """The program `extract`: reads the fields that the data expects from a text."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs import AgentParameters
-from assay.programs.one_call import OneCallAgent
+from assay.programs.agent import AgentSettings, OneCallAgent
 
 
 class Extract(OneCallAgent):
@@ -18,16 +17,8 @@ class Extract(OneCallAgent):
         fields: field name -> JSON type (`string`, `integer`, `number`, `boolean`).
     """
 
-    def __init__(
-        self,
-        fields: dict[str, str],
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        *,
-        thinking: Any = None,
-        policy: Any = None,
-    ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+    def __init__(self, fields: dict[str, str], **agent: Unpack[AgentSettings]) -> None:
+        super().__init__(**agent)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
         if not isinstance(fields, dict):
             raise ProgramError(f"fields={fields!r} must be a mapping of names to types, such as {{'city': 'string'}}")

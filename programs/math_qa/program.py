@@ -1,10 +1,11 @@
 """The program `math_qa`: answers a question with a number, with a calculator as its tool."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import dspy
 
-from assay.programs import AgentParameters, ToolAgent
+from assay.programs import ToolAgent
+from assay.programs.agent import AgentSettings
 from assay.programs.calculator import calculator
 
 
@@ -20,24 +21,9 @@ class MathQA(ToolAgent):
 
     input_names: ClassVar = ("question",)
 
-    def __init__(
-        self,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        *,
-        thinking: Any = None,
-        policy: Any = None,
-    ) -> None:
+    def __init__(self, **agent: Unpack[AgentSettings]) -> None:
         expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
-        super().__init__(
-            Question,
-            [calculator],
-            arguments={"calculator": {"expression": (str, expression)}},
-            parameters=parameters,
-            prompt_format=prompt_format,
-            thinking=thinking,
-            policy=policy,
-        )
+        super().__init__(Question, [calculator], arguments={"calculator": {"expression": (str, expression)}}, **agent)
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Removes the text after a `=`: small models append their own result."""

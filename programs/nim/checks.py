@@ -31,4 +31,4 @@ def nim_won(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> 
     won, problem = nim_problem(rules, own, [info.get("opponent") for info in infos])
     if problem:
         raise NoGrade(f"the record of the game breaks the rules: {problem}")
-    return Grade(value=float(won), reason="" if won else f"The game was not won; the moves were {own}.")
+    return Grade.of(won, f"The game was not won; the moves were {own}.")

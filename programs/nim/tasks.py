@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from assay.datasets.specs import Row, number_of, options_of
+from assay.datasets.specs import Row, number_of, options_of, share_of
 from assay.errors import DataError
 
 from .rules import NimRules, best_take
@@ -20,14 +20,12 @@ def rows(query: str) -> Iterator[Row]:
     """
     options = options_of(query, ("size", "seed", "sticks", "most", "skill"), "nim")
     size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
-    most = number_of(options, "most", 3, at_least=1)
+    most, skill = number_of(options, "most", 3, at_least=1), share_of(options, "skill", 0.5)
     low, _, high = options.get("sticks", "5-15").partition("-")
     try:
-        first, last, skill = int(low), int(high or low), float(options.get("skill", 0.5))
+        first, last = int(low), int(high or low)
     except ValueError:
-        raise DataError(f"nim: sticks must be LOW-HIGH and skill a number, got {options}") from None
-    if not 0 <= skill <= 1:
-        raise DataError(f"nim: skill={skill!r} must be between 0 and 1")
+        raise DataError(f"nim: sticks must be LOW-HIGH, got {options['sticks']!r}") from None
     NimRules(last, most), NimRules(first, most)
     if not (starts := [sticks for sticks in range(first, last + 1) if best_take(sticks, most) is not None]):
         raise DataError(f"nim: no number of sticks in {first}-{last} can be won with most={most}")

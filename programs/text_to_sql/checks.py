@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt
 
 from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed
 from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
-from assay.programs.sql.opening import open_database
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number, not_expected
+from assay.programs.sql.sqlite import open_database
+from assay.rubrics.criteria import Grade, NoGrade, not_expected
 from assay.traces.records import Rollout
 
 __all__ = ["query_cost", "query_runs", "rows_match"]
@@ -68,7 +70,7 @@ def _wanted(task: Task) -> QueryResult:
 def query_runs(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if the database accepts the query."""
     result = _result(task, prediction.get("sql"))
-    return Grade(value=float(not isinstance(result, str)), reason=result if isinstance(result, str) else "")
+    return Grade.of(not isinstance(result, str), str(result))
 
 
 def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, ordered: bool = False) -> Grade:
@@ -79,7 +81,7 @@ def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     """
     wanted, actual = _wanted(task), _result(task, prediction.get("sql"))
     if isinstance(actual, str):
-        return Grade(value=0.0, reason=f"The query failed: {actual}.")
+        return Grade.of(False, f"The query failed: {actual}.")
     ours, theirs = [list(map(_comparable, result.rows)) for result in (actual, wanted)]
     same = ours == theirs if ordered else Counter(ours) == Counter(theirs)
     reason = f"The query returns {len(ours)} rows that differ from the {len(theirs)} expected ones."
@@ -103,13 +105,9 @@ def _text_of(value: Any) -> str:
     return f"{number + 0.0:.9g}"  # -0.0 + 0.0 is 0.0
 
 
-def _check_factor(factor: float = 10.0) -> None:
-    if not (is_number(factor) and 1 < factor < math.inf):
-        raise ValueError(f"factor={factor!r} must be a number above 1")
-
-
-@arguments_rule(_check_factor)
-def query_cost(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, factor: float = 10.0) -> Grade:
+def query_cost(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, factor: Annotated[float, Gt(1)] = 10.0
+) -> Grade:
     """How cheap a query is next to the expected one; give the criterion `when: rows_match`, so that only right answers
     are compared.
 

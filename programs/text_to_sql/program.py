@@ -1,18 +1,17 @@
 """The shipped program `text_to_sql`: writes a query, reads what the database says, and tries again."""
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import FailureKind
 from assay.models.loops import ToolLoopDetector
-from assay.programs.agent import GUIDE, Agent
-from assay.programs.parameters import AgentParameters
+from assay.programs.agent import GUIDE, Agent, AgentSettings
 from assay.programs.sql.database import QueryError, QueryLimits, schema_text
-from assay.programs.sql.opening import open_database
-from assay.programs.thinking import thought_field
+from assay.programs.sql.sqlite import open_database
+from assay.programs.thinking import with_thought
 from assay.traces.recorder import note_failure
 
 _QUERY = 600  # characters that the model may write
@@ -51,11 +50,9 @@ class TextToSQL(Agent):
         steps: int = 10_000_000,
         seconds: float = 2.0,
         characters: int = 2000,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking)
+        super().__init__(**agent)
         self.limits = QueryLimits(rows=rows, steps=steps, seconds=seconds, characters=characters)
         self.config = {"rows": rows, "steps": steps, "seconds": seconds, "characters": characters}
         fields = {
@@ -114,10 +111,7 @@ class TextToSQL(Agent):
         return label
 
     def _written(self, values: dict[str, str], errors: list[str]) -> str:
-        signature, depth = self.write.signature, self.agent_parameters.reasoning_depth
-        tokens = self.thought_tokens if depth > 3 or getattr(dspy.settings.lm, "thinking", None) is not None else 0
-        if tokens:
-            signature = signature.prepend("thought", thought_field(tokens), str)
+        signature = with_thought(self.write.signature, self.deep_thought_tokens)
         filled = self.fit_context(self.write, signature, dict(values), errors, "errors")
         return _on_one_line(str(self.write(signature=signature, **filled).sql))
 

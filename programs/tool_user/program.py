@@ -9,7 +9,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -17,9 +17,8 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import FailureKind, ProgramError
 from assay.models.calls import stop_in
 from assay.models.loops import ToolLoopDetector
-from assay.programs.agent import Agent
+from assay.programs.agent import Agent, AgentSettings
 from assay.programs.mcp_servers import McpServer
-from assay.programs.parameters import AgentParameters
 from assay.programs.tool_agent import ToolAgent
 from assay.programs.toolbox import (
     OfferedTool,
@@ -67,12 +66,9 @@ class ToolUser(ToolAgent):
         servers: Sequence[McpServer] = (),
         *,
         parallel: bool = True,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
-        policy: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        Agent.__init__(self, parameters, prompt_format, thinking=thinking, policy=policy)
+        Agent.__init__(self, **agent)
         _check_lists(tools, servers)
         self.config = {} if parallel else {"parallel": False}
         if type(self) is ToolUser:  # names are refused, so that no artifact runs without its tools, or names code

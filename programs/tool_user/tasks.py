@@ -168,25 +168,18 @@ STAGES = tuple(_MAKERS)
 
 
 def rows(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of a spec, without its `tools:`.
+    """Distinct tasks of a spec, without its `tools:`. Each row names its split; of five tasks two are in train, one in
+    each other split.
+
+    The inputs are `question` and `tools` (JSON schemas), expected are the `calls`; none if no tool is needed. In the
+    stages `two_steps` and `errors` the tools have a `simulation` of their results, see `simulated_result`.
 
     Raises:
         DataError: unknown stage or option, or fewer distinct tasks than `size`.
     """
     stage, _, query = spec.partition("?")
     options = options_of(query, ("size", "seed"), f"tools:{stage}")
-    return tool_rows(stage, size=number_of(options, "size", 500, at_least=1), seed=number_of(options, "seed", 0))
-
-
-def tool_rows(stage: str, *, size: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Distinct tasks of a stage. Each row names its split; of five tasks two are in train, one in each other split.
-
-    The inputs are `question` and `tools` (JSON schemas), expected are the `calls`; none if no tool is needed. In the
-    stages `two_steps` and `errors` the tools have a `simulation` of their results, see `simulated_result`.
-
-    Raises:
-        DataError: unknown stage, or fewer distinct tasks than `size`.
-    """
+    size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
     if stage not in _MAKERS:
         raise DataError(f"tools has no stage {stage!r}; the stages are {', '.join(STAGES)}")
     rng, seen = random.Random(f"{stage}/{seed}"), set[str]()

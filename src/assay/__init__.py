@@ -23,56 +23,56 @@ _WHERE = {
     "Rubric": "assay.rubrics",
     "Store": "assay.traces",
     "Task": "assay.datasets",
-    "collect": "assay.api.collect",
-    "deployed": "assay.api.deployed",
+    "collect": "assay.commands.collect",
+    "deployed": "assay.commands.deployed",
     "compare": "assay.commands.compare",
-    "compile": "assay.api.compile",
-    "compile_judge": "assay.api.judge.compile",
+    "compile": "assay.commands.compile",
+    "compile_judge": "assay.commands.judge_compile",
     "evaluate": "assay.commands.evaluate",
     "export": "assay.commands.export",
     "improve": "assay.api.improve.run",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
-    "load": "assay.api.run",
+    "load": "assay.runs.loading",
     "load_judge": "assay.runs.loading",
     "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
     "load_verifier": "assay.runs.loading",
-    "parameter_impact": "assay.api.tune",
+    "parameter_impact": "assay.commands.impact",
     "project_settings": "assay.commands.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
-    "run": "assay.api.run",
+    "run": "assay.commands.run",
     "side_effects": "assay.traces.listening",
-    "train": "assay.api.train",
-    "train_sft": "assay.api.sft",
-    "tune": "assay.api.tune",
+    "tune": "assay.commands.tune",
+    "train": "assay.commands.train",
+    "train_sft": "assay.commands.train_sft",
 }
 
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.collect import collect
-    from assay.api.compile import compile
-    from assay.api.deployed import deployed
     from assay.api.improve.run import improve
-    from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
-    from assay.api.run import load, run
-    from assay.api.sft import train_sft
-    from assay.api.train import train
-    from assay.api.tune import parameter_impact, tune
+    from assay.commands.collect import collect
     from assay.commands.compare import compare
+    from assay.commands.compile import compile
+    from assay.commands.deployed import deployed
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
+    from assay.commands.impact import parameter_impact
     from assay.commands.index import index
+    from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
+    from assay.commands.train import train
+    from assay.commands.train_sft import train_sft
+    from assay.commands.tune import tune
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
-    from assay.runs.loading import load_judge, load_rubric, load_verifier
+    from assay.runs.loading import load, load_judge, load_rubric, load_verifier
     from assay.traces import Store
     from assay.traces.collector import DataCollector
     from assay.traces.listening import side_effects

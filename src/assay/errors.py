@@ -108,13 +108,7 @@ def spoken(text: str, names: Names) -> str:
 
 
 class ConfigError(AssayError, ValueError):
-    """A setting is out of range, unknown, or would be silently ignored.
-
-    Attributes:
-        where: keys and positions that lead to it in the nested settings of a file.
-    """
-
-    where: tuple[str | int, ...] = ()
+    """A setting is out of range, unknown, or would be silently ignored."""
 
     exit_code = 2
 

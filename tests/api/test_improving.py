@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,15 +117,9 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
 def test_the_page_of_a_training_is_written_in_the_words_of_the_caller(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[str] = []
-
-    class Trained:
-        name, path = None, "folder"
-
-        def write_page(self, words: Any) -> None:
-            written.append(words("kl_max=0.1"))
-
-    monkeypatch.setattr("assay.api.improve.run.train", lambda *_, **__: Trained())
+    words: list[Any] = []
+    trained = SimpleNamespace(name=None, path="folder")
+    monkeypatch.setattr("assay.api.improve.run.train", lambda *_, **given: words.append(given["words"]) or trained)
     job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}
     assay.improve("math_qa", name="z", words=str.upper, **job)
-    assert written == ["KL_MAX=0.1"]
+    assert words == [str.upper]

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 import assay
+from assay.commands.compile import Compile
 from assay.errors import Diverged
 from assay.evaluation import SilentProgress, evaluate
 from assay.runs.jobs import open_job
-from assay.runs.settings import CompileSettings
 from assay.testing import scripted_lm
 from rigs.serving import chat_completion, served
 
@@ -62,7 +62,7 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     def compile_program(program: str, *, split: str = "train", cached: bool = True, **options: Any) -> Any:
         known = {"max_calls", "api_base", "prompt_format", "sizes"}
         kept_options = {name: value for name, value in options.items() if name in known} | {"model": "openai/m"}
-        config = CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **kept_options)
+        config = Compile(program=program, rubric="r.yaml", data="data.jsonl", **kept_options)
         with open_job(config, program=program, rubric="r.yaml", progress=SilentProgress()) as opened:
             if not cached:
                 opened.session.lm.recording.cache = None

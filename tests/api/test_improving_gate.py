@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 
 import assay
-import assay.api.compile
 import assay.api.improve.run
+import assay.commands.compile
+from assay.commands.compile import Compile
 from assay.errors import BudgetExceeded
 from assay.evaluation import SilentProgress, evaluate
 from assay.models import Meter
 from assay.runs.jobs import open_job
-from assay.runs.settings import CompileSettings
 from assay.traces import Store
 from rigs.serving import chat_completion, served
 
@@ -86,7 +86,7 @@ def test_a_gate_ends_at_its_decision(job: dict[str, Any], server: Server) -> Non
 
 @pytest.mark.slow
 def test_a_prompt_step_runs_its_gate_once(job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.api.improve.run.compile_program", assay.api.compile.compile)
+    monkeypatch.setattr("assay.api.improve.run.compile_program", assay.commands.compile.compile)
     Path("before.py").write_text(PROGRAM.format(what="number + 2 if len(self.answer.demos) > 1 else number"))
     report = assay.improve("before.py:Mine", optimizer="labeled", **job)
     step = report.steps[0]
@@ -126,7 +126,7 @@ def test_a_step_that_is_not_kept_says_which_gain_its_tasks_would_have_shown(
     Path("after.py").write_text(PROGRAM.format(what="-number"))
     sizes = {"train": 20, "val": 20, "gate": 10, "test": 5}
     if kept_on == "val":
-        monkeypatch.setattr("assay.api.improve.run.compile_program", assay.api.compile.compile)
+        monkeypatch.setattr("assay.api.improve.run.compile_program", assay.commands.compile.compile)
     report = assay.improve("before.py:Mine", **{**job, "optimizer": "labeled", "sizes": sizes})
     step = report.steps[0]
     assert (step["kept"], step["gate"] is None) == (False, kept_on == "val")
@@ -179,7 +179,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
         searched.append(options["max_calls"])
         if len(searched) == 1:
             return made
-        config = CompileSettings(
+        config = Compile(
             program=program,
             rubric="r.yaml",
             data="data.jsonl",
@@ -227,7 +227,7 @@ def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
     def compile_program(program: str, **options: Any) -> Any:
         compile_options = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
         with open_job(
-            CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **compile_options),
+            Compile(program=program, rubric="r.yaml", data="data.jsonl", **compile_options),
             program=program,
             rubric="r.yaml",
             progress=SilentProgress(),

@@ -8,9 +8,9 @@ import pytest
 from people_and_judges import kind, label, options
 
 import assay
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.drift import replay_anchors
-from assay.api.pages import write_card_page
+from assay.commands.judge import show_card
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_drift import replay_anchors
 from assay.judges.questions import Question, known_questions
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import finished_report, list_runs
@@ -58,7 +58,7 @@ def test_a_judge_that_ran_is_on_the_page_with_its_card_audit_and_drift(tmp_path:
     assert "Raters reach" in render(view.template, title="", csrf="", live_s=0, **view.values)
     kept = json.dumps(finished_report(shared["store"], audit["id"]))
     assert "lovely answer" not in kept  # outputs of labelled items stay where they can be erased
-    file = write_card_page(tmp_path / "card.html", report.artifact)
+    file = show_card(report.artifact).write_page(tmp_path / "card.html")
     text = file.read_text()
     assert len(text) < 100_000
     assert "<script" not in text
@@ -67,7 +67,7 @@ def test_a_judge_that_ran_is_on_the_page_with_its_card_audit_and_drift(tmp_path:
 
 def test_a_folder_without_a_card_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(assay.errors.NoArtifact):
-        write_card_page(tmp_path / "card.html", tmp_path)
+        show_card(tmp_path)
 
 
 @pytest.mark.slow

@@ -12,8 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api import tune as tuning
-from assay.cli import compile as compile_command
 from assay.cli.main import group
 from assay.errors import ConfigError, DataError, ProgramError, RubricError
 from assay.evaluation import SilentProgress
@@ -144,9 +142,8 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
     ):
         assay.compare("triage.py", "triage.py", rubric="r.yaml", data=ROWS, lm=lm())
     report = assay.compile("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled")
-    assert report.outcome.winner == "baseline"
-    compile_command.print_report(report.to_dict())
-    output = capsys.readouterr().out
+    assert report.winner == "baseline"
+    output = "\n".join(map(str, report.lines()))
     assert "The sealed test was not opened" in output
     assert "compiled" not in output.partition("winner:")[0]
     assert "gain:" not in output
@@ -179,7 +176,7 @@ def test_first_trial_uses_defaults_and_ties_are_reported_as_equal(place: Path) -
         model = scripted_lm(lambda request: json.dumps({"intent": "bug"}))
         model.kwargs.update(options)
         store = place / f"{len(options)}" / "a.db"
-        result: dict[str, Any] = tuning.tune(
+        result: dict[str, Any] = assay.tune(
             "triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=3, store=store, prompt_format="json"
         ).to_dict()
         return result
@@ -192,7 +189,7 @@ def test_first_trial_uses_defaults_and_ties_are_reported_as_equal(place: Path) -
 
 
 def test_unchanged_default_is_not_compared_with_itself(place: Path) -> None:
-    data = tuning.tune(
+    data = assay.tune(
         "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json", store=place / "a.db"
     ).to_dict()
     assert data["best"] == data["history"][0]["parameters"] == {"temperature": 0.7}
@@ -211,7 +208,7 @@ def test_unchanged_default_is_not_compared_with_itself(place: Path) -> None:
 def test_model_default_temperature_out_of_agent_range_is_kept(place: Path) -> None:
     model = lm()
     model.kwargs["temperature"] = 0.0
-    data = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=1, prompt_format="json").to_dict()
+    data = assay.tune("triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=1, prompt_format="json").to_dict()
     assert data["history"][0]["parameters"] == {"temperature": 0.1}
     assert any(
         "the model's temperature 0 is outside 0.1 to 2: the first trial has 0.1" in note for note in data["notes"]
@@ -220,10 +217,8 @@ def test_model_default_temperature_out_of_agent_range_is_kept(place: Path) -> No
 
 @pytest.mark.slow
 def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from assay.cli import tune as tune_command
-
-    report = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
-    tune_command.print_report(report.to_dict())
+    report = assay.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
+    print(*report.lines(), sep="\n")
     assert "level with 1 other trial (1)" in " ".join(capsys.readouterr().out.split())
 
 

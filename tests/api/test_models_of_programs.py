@@ -13,12 +13,11 @@ from click.testing import CliRunner
 from prompt_server import PromptServer, serving
 
 import assay
-from assay.api.pages import write_compare_page, write_evaluation_page
-from assay.api.registry import register
 from assay.cli.main import group
+from assay.commands.registry import register
+from assay.commands.serve import Serve
 from assay.errors import ConfigError, ParameterError
 from assay.reports.markdown import models_text
-from assay.runs.settings import ServeSettings
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.listing import usage_of_models
@@ -106,13 +105,13 @@ def test_a_comparison_has_the_models_of_each_side(job: dict[str, Any]) -> None:
     sides = [{row["model"] for row in data[side]["models"]} for side in "ab"]
     assert sides == [{"scripted/model"}, {"scripted/model", "mine/planner"}]
     assert [bool(models_text(data[side])) for side in "ab"] == [False, True]
-    page = write_compare_page("page.html", report, store="s.db").read_text()
+    page = report.write_page("page.html", store="s.db").read_text()
     assert "mine/planner" in page
 
 
 def test_the_pages_name_the_models_and_that_of_one_model_does_not_change(job: dict[str, Any]) -> None:
     report = assay.evaluate(Parts(plan=own("mine/planner")), **job)
-    assert "mine/planner" in write_evaluation_page("own.html", report, program="Parts", store="s.db").read_text()
+    assert "mine/planner" in report.write_page("own.html", store="s.db").read_text()
     plain = assay.evaluate(Parts(), **job)
     assert models_text(plain.to_dict()) == ""
     with Store("s.db") as store:
@@ -270,7 +269,7 @@ def test_the_version_of_an_agent_answers_in_place_of_the_models_of_its_program(s
 
 def test_replacing_needs_an_agent_to_serve() -> None:
     with pytest.raises(ConfigError):
-        ServeSettings(replace_lms=True)
+        Serve(replace_lms=True)
 
 
 # -- parameters of the search

@@ -8,8 +8,8 @@ import pytest
 from people_and_judges import GOOD, kind, label, options
 
 import assay
-from assay.api.judge.score import score_rows
 from assay.commands.judge import Label, forget_rater
+from assay.commands.judge_score import score_rows
 from assay.errors import ConfigError, DataError
 from assay.judges import Judge, PairwiseJudge, PointwiseJudge
 from assay.judges.questions import key_of
@@ -166,6 +166,6 @@ def test_sentence_judge_may_declare_its_scale(tmp_path: Path) -> None:
     report = score_rows(
         "How good is it, as a thing?", data=str(rows), scale=["bad", "fine", "good"], **options(tmp_path, script)
     )
-    assert report["verdicts"] == {"bad": 0, "fine": 0, "good": 1}
-    with pytest.raises(ConfigError, match="scale applies only to a judge given as a sentence"):
+    assert report.verdicts == {"bad": 0, "fine": 0, "good": 1}
+    with pytest.raises(ConfigError, match="scale: applies only to a judge given as a sentence"):
         score_rows(GOOD, data=str(rows), scale=["bad", "good"], **options(tmp_path))

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.pages import write_evaluation_page
 from assay.cli.main import group
 from assay.datasets.tasks import task_key
 from assay.errors import DataError
@@ -229,7 +228,7 @@ def test_all_rows_are_scored_and_the_score_is_not_held_out(job: dict[str, Any], 
     again = assay.evaluate("p.py:P", data="d.csv", split="test", **job).to_dict()
     assert (again["test_openings"], again["held_out"]) == ({"this_job": 1, "this_store": 2}, True)
     assert {split for split in rollouts_by_split("s.db") if split} == {"train", "val", "gate", "test"}
-    page = write_evaluation_page("page.html", report, program="p.py:P", store="s.db")
+    page = report.write_page("page.html", store="s.db")
     assert "not held out" in Path(page).read_text()
 
 

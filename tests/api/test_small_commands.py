@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.api.serve import Serving, serve
 from assay.commands.models import list_models, pull_model
+from assay.commands.serve import ServeReport, Serving, serve
 from assay.errors import AssayError, ModelError
 from assay.traces import Store
 from rigs.serving import post, served
@@ -24,7 +24,7 @@ def test_serve_records_calls_until_it_is_stopped_from_another_thread(tmp_path: P
         listens.set()
 
     with served(ScriptedUpstream().app()) as behind:
-        counts: list[dict[str, object]] = []
+        counts: list[ServeReport] = []
         thread = threading.Thread(
             target=lambda: counts.append(
                 serve(model="m", upstream=behind, port=0, store=tmp_path / "s.db", key="k" * 8, on_start=on_start)
@@ -37,15 +37,15 @@ def test_serve_records_calls_until_it_is_stopped_from_another_thread(tmp_path: P
         gateway.stop()
         thread.join(120)
     gateway.stop()  # it has ended: nothing happens
-    assert [(each["calls"], each["stored"], each["unrecorded"]) for each in counts] == [(1, 1, 0)]
+    assert [(each.calls, each.stored, each.unrecorded) for each in counts] == [(1, 1, 0)]
     with Store(tmp_path / "s.db") as store:
-        assert store.stats(run_id=gateway.run_id)["transitions"] == 1
+        assert store.stats(run_id=gateway.run)["transitions"] == 1
 
 
 def test_serve_names_the_address_that_is_taken(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
         port = int(behind.rpartition(":")[2])
-        with pytest.raises(AssayError, match=f"cannot listen on 127.0.0.1:{port}: .* choose another port"):
+        with pytest.raises(AssayError, match=f"cannot listen on 127.0.0.1:{port}: .* Choose another port"):
             serve(model="m", upstream=behind, port=port, store=tmp_path / "s.db")
 
 

@@ -65,7 +65,6 @@ def trained(**options: Any) -> Any:
     return assay.train("triage.py:Triage", **{"data": "data.jsonl", "name": "x", "rename": {}, **SMALL, **options})
 
 
-@pytest.mark.model
 def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
     with pytest.raises(RubricError, match="criterion 'right' could not be graded") as caught:
         trained(rubric="r.yaml", model=embedded)
@@ -81,24 +80,22 @@ def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
         load_policy(str(tmp_path))
 
 
-@pytest.mark.model
-def test_settings_without_effect_on_a_training_are_noted(place: Path, embedded: str) -> None:
+def test_settings_without_effect_on_a_training_are_noted(place: Path, model_name: str) -> None:
     lines: list[str] = []
     progress = SilentProgress()
     progress.say = lines.append  # type: ignore[method-assign]
     options = {"preflight": False, "sizes": {"train": 20, "gate": 5}, "progress": progress}
     judge = {"judge_model": "openai/x"}
     with pytest.raises(ConfigError, match="judge_model='openai/x' would have no effect"):
-        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"}, **options, **judge)
+        trained(rubric="r.yaml", model=model_name, rename={"label": "intent"}, **options, **judge)
     for monitor, model in ((None, {}), ("judged.yaml", judge)):
         lines.clear()
         with pytest.raises(WeightsLoadedError):
-            trained(rubric="r.yaml", monitor=monitor, model=embedded, rename={"label": "intent"}, **options, **model)
+            trained(rubric="r.yaml", monitor=monitor, model=model_name, rename={"label": "intent"}, **options, **model)
         notes = [line.split(" has no effect")[0] for line in lines if "no effect" in line]
         assert notes == ["note: sizes={'gate': 5}"]
 
 
-@pytest.mark.model
 def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
     for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "monitor": "judged.yaml"}):
         with pytest.raises(ModelError, match="judge of 'nice' scored none"):
@@ -185,7 +182,7 @@ def test_training_judges_have_their_own_base_url_and_key(
 @pytest.mark.slow
 def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: dict[str, Any] = {}
-    monkeypatch.setattr("assay.api.sft.check_comparison", lambda *_, **options: passed.update(options))
+    monkeypatch.setattr("assay.commands.train_sft.check_comparison", lambda _, settings, **__: passed.update(settings))
     monkeypatch.setattr("assay.optimizers.finetuning.sft.load_policy", loaded)
     prompt = [{"role": "user", "content": "a"}]
     rows = [

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from assay.api.deploy.start import simulate_plan
-from assay.cli.deploy import command
+from assay.cli.main import group
+from assay.commands.deploy import simulate_plan
 from assay.errors import ConfigError
 
 
 def test_a_worse_candidate_is_rolled_back_and_the_shares_add_up() -> None:
     flags = ["--base", "0.7", "--effect", "-0.25", "--runs", "10", "--seed", "1", "--json"]
-    printed = CliRunner().invoke(command, ["simulate", *flags], catch_exceptions=False)
+    printed = CliRunner().invoke(group, ["deploy", "simulate", *flags], catch_exceptions=False)
     report = json.loads(printed.stdout)
     assert report["rolled_back"] == 1.0
     assert report["promoted"] + report["rolled_back"] + report["undecided"] == pytest.approx(1)

@@ -7,21 +7,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import compile as compile_command
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.shared import Console
+from assay.commands.compile import Compile, CompileReport, sides_table
+from assay.datasets.rows import NO_ROWS
 from assay.errors import ConfigError, DataError, ModelError, ProgramFailed
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
-from assay.reports.markdown import compile_markdown
+from assay.reports.markdown import markdown
 from assay.support.numbers import calls_text
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import show_run
@@ -86,67 +86,62 @@ def test_the_score_of_a_part_of_the_tasks_meets_no_threshold(cap: str, code: int
 SIDE = {
     "score": 0.123456789, "n": 12, "criteria": {"right": 1 / 3}, "task_types": {"a": 0.1, "b": None}, "failed": 1,
     "unscored": 0,
-    "calls_per_task": 2.0, "tokens_per_task": 33.333333,
+    "calls_per_task": 2.0, "tokens_per_task": 33.333333, "cost_usd": None, "undecided": {}, "why_failed": "parse",
 }  # fmt: skip
+
+
+def compiled(**changes: Any) -> CompileReport:
+    nothing: dict[str, Any] = dict.fromkeys(("baseline", "compiled", "gain"))
+    values: dict[str, Any] = {
+        "artifact": Path(), "optimizer": "auto", "winner": "demos 4", "gate": None, "replaces": False, "stopped": None,
+        "failed": None, "notes": [], "calls": 1234, "search_calls": 56, "cached": 7, "repeated_calls": 0,
+        "tokens": 89012, "cost_usd": 0.1234567, "unpriced_calls": 0, "model": "openai/x", "models": [],
+        "unrecorded": 0, "rows_not_stored": 0, "test_openings": None, "data": NO_ROWS.to_dict(), "candidates": [],
+        "test": nothing, "config": None, "run_id": "r",
+    }  # fmt: skip
+    return CompileReport(**{**values, **changes})
 
 
 def test_the_page_of_a_compile_is_rounded() -> None:
     gain = {"mean": 0.3333333, "low": -0.1, "high": 0.7, "n": 12}
-    data = {
-        "optimizer": "auto", "winner": "demos 4", "gate": gain, "replaces": False, "stopped": None,
-        "notes": ["something"], "calls": 1234,
-        "search_calls": 56, "cached": 7, "tokens": 89012, "cost_usd": 0.1234567,
-        "test": {"baseline": SIDE, "compiled": {**SIDE, "score": 0.5}, "gain": gain},
-    }  # fmt: skip
-    text = compile_markdown(data, program="/home/me/agents/qa.py:QA", model="openai/x")
-    assert text.startswith("# qa.py:QA\n")
+    test = {"baseline": SIDE, "compiled": {**SIDE, "score": 0.5}, "gain": gain}
+    text = markdown(compiled(test=test, gate=gain, notes=["something"]), title="qa.py:QA", about="By `auto`.")
+    assert text.startswith("# qa.py:QA\n\nBy `auto`.\n")
     assert "| score | 0.123 | 0.500 |" in text
     assert "| right | 33 % | 33 % |" in text
     assert "| tasks of type b | – | – |" in text
     assert "+0.333, 95 % [-0.100, +0.700], 12 tasks" in text
     assert "LM calls: 1,234" in text
+    assert "- something\n" in text
     assert "3333" not in text
 
 
 def test_the_page_of_a_compile_names_the_flags_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    received: dict[str, Any] = {}
+    pages = []
 
-    def compile_(program: str, **options: Any) -> Any:
-        received.update(options)
+    def run(settings: Compile) -> None:
+        report = compiled(stopped="max_calls=5 is too low", notes=["raise max_search_calls=9"])
+        pages.append(markdown(report, title="qa.py:QA", about="By `auto`.", words=settings.words))
         raise ConfigError("enough")
 
-    monkeypatch.setattr("assay.api.compile.compile", compile_)
+    monkeypatch.setattr(Compile, "run", run)
     CliRunner().invoke(group, ["compile", "p.py", "--rubric", "r.yaml", "--data", "d.jsonl"])
-    data = {
-        "optimizer": "auto", "winner": "demos 4", "gate": None, "replaces": False, "stopped": "max_calls=5 is too low",
-        "notes": ["raise max_search_calls=9"], "calls": 1, "search_calls": 1, "cached": 0, "tokens": 1,
-        "cost_usd": None, "test": {"baseline": None, "compiled": None, "gain": None},
-    }  # fmt: skip
-    with click.Context(compile_command.command):
-        text = compile_markdown(data, program="qa.py:QA", model="openai/x", words=received["words"])
-    assert "Stopped early: --max-calls 5 is too low." in text
-    assert "- raise --max-search-calls 9\n" in text
+    assert "stopped early: --max-calls 5 is too low;" in pages[0]
+    assert "- raise --max-search-calls 9\n" in pages[0]
 
 
 def test_names_of_task_types_are_no_markup() -> None:
-    types = {"a|b": 0.5, "<img src=x>\u202e": 0.25}
-    side = {**SIDE, "task_types": types}
-    data = {
-        "optimizer": "auto", "winner": "demos 4", "gate": None, "replaces": False, "stopped": None, "notes": [],
-        "calls": 1, "search_calls": 1, "cached": 0, "tokens": 1, "cost_usd": None,
-        "test": {"baseline": side, "compiled": side, "gain": None},
-    }  # fmt: skip
-    text = compile_markdown(data, program="qa.py:QA", model="openai/x")
+    side = {**SIDE, "task_types": {"a|b": 0.5, "<img src=x>\u202e": 0.25}}
+    gain = {"mean": 0.0, "low": -0.1, "high": 0.1, "n": 12}
+    text = markdown(compiled(test={"baseline": side, "compiled": side, "gain": gain}), title="qa.py:QA", about="")
     assert r"| tasks of type a\|b | 0.500 | 0.500 |" in text
     assert "| tasks of type &lt;img src=x>[U+202E] | 0.250 | 0.250 |" in text
 
 
 @pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("unknown", "unknown")), ((0.0, 0.5), ("$0", "$0.5000"))])
 def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
-    (row,) = [
-        row for row in compile_command.table_rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"
-    ]
-    assert row[1:3] == cells
+    table = sides_table(*({**SIDE, "cost_usd": cost} for cost in costs))
+    assert next(tuple(row[1:]) for row in table.rows if row[0] == "cost") == cells
 
 
 def project(folder: Path) -> list[str]:

@@ -10,13 +10,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
+from assay.commands.compile import Compile
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
+from assay.commands.tune import TuneOrImpact
 from assay.datasets import load_tasks
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError
 from assay.rubrics import SHIPPED
-from assay.runs.settings import CompileSettings, TuneSettings
+from assay.support.options import options_of
 from assay.support.settings import settings_of
 
 
@@ -27,22 +28,17 @@ def command_of(name: str) -> click.Command:
     return command
 
 
-def command_options(
-    arguments: list[str], *kinds: type[Any], sizes: tuple[str, ...] = ("train", "val", "gate", "test")
-) -> dict[str, Any]:
-    """What a command with the flags of settings classes makes of arguments."""
-    rows: list[dict[str, Any]] = []
+def given(monkeypatch: pytest.MonkeyPatch, kind: Any, *arguments: str) -> Any:
+    """The settings that the command line makes of arguments."""
+    made: list[Any] = []
 
-    @click.command("compile")
-    @settings_flags(*kinds, sizes=sizes)
-    def command(**values: Any) -> None:
-        rows.append(command_settings(values, *kinds, project=False))
-        assert not values
+    def run(settings: Any) -> None:
+        made.append(settings)
+        raise ConfigError("enough")
 
-    ended = CliRunner().invoke(command, arguments, standalone_mode=False)
-    if ended.exception is not None:
-        raise ended.exception
-    return rows[0]
+    monkeypatch.setattr(kind, "run", run)
+    CliRunner().invoke(group, list(arguments))
+    return made[0]
 
 
 JOB = ["--rubric", "r", "--data", "d"]
@@ -57,16 +53,28 @@ JOB = ["--rubric", "r", "--data", "d"]
         (["--no-early-stop"], {"early_stop": False}),
         (["--set", "temperature=0.1", "--set", "x=a"], {"parameters": {"temperature": 0.1, "x": "a"}}),
         (["--rename", "a=b"], {"rename": {"a": "b"}}),
-        (["--optimizer-set", "n=4"], {"optimizer_settings": {"n": 4}}),
-        (["--val-size", "4", "--test-size", "5"], {"sizes": {"val": 4, "test": 5}}),
+        (
+            ["--optimizer", "simba", "--optimizer-set", "bsize=4"],
+            {"optimizer": "simba", "optimizer_settings": {"bsize": 4}, "max_search_calls": None},
+        ),
+        (
+            ["--val-size", "4", "--test-size", "5"],
+            {"val_size": 4, "test_size": 5, "sizes": {"val": 4, "test": 5}},
+        ),
         (["--prompt-format", "lean"], {"prompt_format": "lean"}),
     ],
 )
-def test_flags_become_settings_and_unset_flags_are_omitted(flags: list[str], settings: dict[str, Any]) -> None:
-    assert command_options([*JOB, *flags], CompileSettings) == {"rubric": "r", "data": "d", **settings}
+def test_flags_become_settings_and_others_keep_their_defaults(
+    flags: list[str], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = given(monkeypatch, Compile, "compile", "p.py:P", *JOB, *flags)
+    shown = [name for name, option in options_of(Compile).items() if option.flag.shown or name == "sizes"]
+    changed = {name: getattr(made, name) for name in made.changed(*shown)}
+    job = {"program": "p.py:P", "rubric": "r", "data": "d", "max_search_calls": 300, **settings}  # 300: preset `auto`
+    assert changed == {name: value for name, value in job.items() if value is not None}
 
 
-def test_flags_of_ranges_lists_and_numbers() -> None:
+def test_flags_of_ranges_lists_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [
         "--range",
         "max_steps=1:4",
@@ -81,13 +89,15 @@ def test_flags_of_ranges_lists_and_numbers() -> None:
     ]
     expected = {
         "ranges": {"max_steps": (1.0, 4.0)},
-        "objectives": ("score", "tokens"),
+        "objectives": ["score", "tokens"],
         "budget": {"steps": 3.0},
-        "also": ("a", "b"),
+        "also": ["a", "b"],
     }
-    assert command_options([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
-    with pytest.raises(click.UsageError, match="NAME=LOW:HIGH"):
-        command_options([*JOB, "--range", "max_steps=1"], TuneSettings)
+    made = given(monkeypatch, TuneOrImpact, "tune", "p.py:P", *JOB, *flags)
+    assert {name: getattr(made, name) for name in expected} == expected
+    done = CliRunner().invoke(group, ["tune", "p.py:P", *JOB, "--range", "max_steps=1"])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.field == "ranges"
 
 
 def test_only_a_setting_of_names_and_values_asks_for_a_name_and_a_value() -> None:

@@ -9,9 +9,11 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import improve, train
+from assay.cli import improve
 from assay.cli.main import group
 from assay.datasets.rows import NO_ROWS
+from assay.optimizers.finetuning.policy_gradient import PolicyReport
+from assay.optimizers.finetuning.settings import PolicySettings
 from assay.traces import Store
 from assay.web.compare import compare_view
 from rigs.serving import chat_completion, served
@@ -135,12 +137,9 @@ def test_improve_reports_openings_of_the_test_split(capsys: pytest.CaptureFixtur
     assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_train_reports_openings_for_each_program(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    data = {
-        "validation": {"one": {"greedy": TEST}, "two": {"greedy": TEST}},
-        "test_openings": {"one": {"this_job": 1, "this_store": 4}},
-    }
-    train.print_validation(Console(highlight=False, width=200), data)
-    assert capsys.readouterr().out.count("has been opened 4 times") == 1
+def test_train_reports_openings_for_each_program(tmp_path: Path) -> None:
+    report = PolicyReport(
+        None, tmp_path, PolicySettings(), validation={"one": {"greedy": TEST}, "two": {"greedy": TEST}},
+        test_openings={"one": {"this_job": 1, "this_store": 4}},
+    )  # fmt: skip
+    assert str([*report.lines()]).count("has been opened 4 times") == 1

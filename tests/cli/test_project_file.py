@@ -2,18 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.cli.wording import message_of
+from assay.commands.compile import Compile
 from assay.commands.project import project_settings
-from assay.errors import ProjectError
-from assay.runs.settings import CompileSettings
+from assay.errors import ConfigError, ProjectError
 
 PROJECT = """
 [defaults]
@@ -81,7 +78,7 @@ def test_the_project_file_fills_commands_and_roles(project: Path) -> None:
         "judge_model": "openai/j",
         "reflection_model": "openai/r",
         "demos": 2,
-        "sizes": {"val": 20},
+        "val_size": 20,
     }
     assert project_settings("compile") == compiled
     assert project_settings("evaluate") == {**named, **role, "seed": 3, "judge_model": "openai/j"}
@@ -152,21 +149,16 @@ def test_flags_override_the_project_file(project: Path) -> None:
     assert [settings["result"]["n"] for settings in settings] == [3, 2, 3]
 
 
-def test_an_artifact_keeps_its_own_model(project: Path) -> None:
+def test_an_artifact_keeps_its_own_model(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("made").mkdir()
     Path("made/manifest.json").write_text("{}")
-    observed: list[dict[str, Any]] = []
+    observed: list[Compile] = []
 
-    @click.group()
-    def root() -> None: ...
+    def run(settings: Compile) -> None:
+        observed.append(settings)
+        raise ConfigError("enough")
 
-    @root.command("compile")
-    @click.option("--artifact", is_flag=True)
-    @settings_flags(CompileSettings)
-    def compile(artifact: bool, **values: Any) -> None:
-        observed.append(command_settings(values, CompileSettings, artifact=artifact))
-
-    for flags in ([], ["--artifact"]):
-        CliRunner().invoke(root, ["compile", *flags], standalone_mode=False, catch_exceptions=False)
-    assert "model" in observed[0]
-    assert not {"model", "api_base"} & observed[1].keys()
+    monkeypatch.setattr(Compile, "run", run)
+    for program in ("p.py:P", "made"):
+        CliRunner().invoke(group, ["compile", program])
+    assert [bool(settings.model or settings.api_base) for settings in observed] == [True, False]

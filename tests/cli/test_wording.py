@@ -9,7 +9,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.judge.tables import confusion_table
 from assay.cli.main import command_of, group
 from assay.cli.shared import echo_line
 from assay.cli.wording import in_flags, message_of
@@ -115,11 +114,6 @@ def test_a_count_of_one_is_singular() -> None:
         "2 rollouts",
         "1,200 rollouts",
     ]
-
-
-def test_items_with_disagreeing_raters_are_in_the_confusion_table() -> None:
-    table = confusion_table({"labels": ["no", "yes"], "verdicts_by_people": [[0.5, 0.5], [0, 1.333]]})
-    assert [list(column.cells) for column in table.columns] == [["no", "yes"], ["0.5", "0"], ["0.5", "1.333"]]
 
 
 def test_traces_close_reports_rollouts_with_recent_calls_and_show_omits_empty_fields(place: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from harness import environment
 
-from assay.api.train import train
+from assay.commands.train import train
 from assay.traces import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "any_agent"

@@ -39,8 +39,7 @@ ELSEWHERE = {
     "serve": "test_contract_gateway",
     "view": "below",
     "agent run": "asks a trainer on another machine for tasks",
-    **dict.fromkeys(("train sft", "train grpo"), "test_contract_trainings"),
-    **dict.fromkeys(("train ppo", "train rloo", "train reinforce++", "train reinforce++-turn"), "as train grpo"),
+    **dict.fromkeys(("train sft", "train rl"), "test_contract_trainings"),
 }
 
 

@@ -23,12 +23,9 @@ VALUES = {
 }
 FUNCTIONS = {  # of which the keywords are keys
     **{f"export {kind}": "export" for kind in ("sft", "grpo", "preferences", "transitions")},
-    **{f"train {name}": "train" for name in ("grpo", "ppo", "reinforce++", "reinforce++-turn", "rloo")},
-    "train sft": "train_sft", "judge compile": "compile_judge",
+    "train rl": "train", "train sft": "train_sft", "judge compile": "compile_judge",
     **{name: name for name in ("collect", "compare", "compile", "evaluate", "improve", "index", "tune")},
 }  # fmt: skip
-
-LIKE_GRPO = ("train reinforce++", "train reinforce++-turn", "train rloo")  # tables with the same keys
 
 
 def settings_with(folder: Path, table: str, key: str, value: str, command: str) -> dict[str, Any] | None:
@@ -62,8 +59,6 @@ def keys_of(command: str, folder: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("group", sorted({words.split()[0] for words in COMMANDS}))
 def test_keys_of_the_table_of_a_command_are_unchanged(group: str, own_folder: Path, contract: Contract) -> None:
     for command in (words for words in COMMANDS if words.split()[0] == group):
-        if command in LIKE_GRPO:
-            continue
         Path("assay.toml").write_text("")
         try:
             assay.project_settings(command)
@@ -77,13 +72,34 @@ def test_keys_of_the_table_of_a_command_are_unchanged(group: str, own_folder: Pa
     [
         ("[defaults]\nseed = 3", 3),
         ("[defaults]\nseed = 3\n[train]\nseed = 4", 4),
-        ("[defaults]\nseed = 3\n[train]\nseed = 4\n[train.ppo]\nseed = 5", 5),
+        ("[defaults]\nseed = 3\n[train]\nseed = 4\n[train.rl]\nseed = 5", 5),
+        ("[defaults]\nseed = 3\n[train.rl]\nseed = 4\n[train.ppo]\nseed = 6", 6),
     ],
-    ids=["defaults", "group", "command"],
+    ids=["defaults", "group", "command", "short form"],
 )
 def test_the_narrowest_table_wins(text: str, expected: int, own_folder: Path) -> None:
     Path("assay.toml").write_text(text)
     assert assay.project_settings("train ppo")["seed"] == expected
+
+
+@pytest.mark.parametrize("method", ["grpo", "ppo", "reinforce++", "reinforce++-turn", "rloo"])
+def test_the_table_of_a_method_has_the_keys_of_train_rl(method: str, own_folder: Path, contract: Contract) -> None:
+    keys = contract.stored("assay_toml")["train rl"].keys() - {"algorithm"}
+    assert [
+        key
+        for key in keys
+        if not any(
+            settings_with(own_folder, f'train."{method}"', key, value, f"train {method}")
+            for value in (
+                '"dapo"',
+                '"to_go"',
+                '"json"',
+                '"none"',
+                '"head"',
+                *(text for texts in VALUES.values() for text in texts),
+            )
+        )
+    ] == []
 
 
 def test_models_of_the_roles_are_settings_of_the_commands(own_folder: Path) -> None:
@@ -96,9 +112,9 @@ def test_models_of_the_roles_are_settings_of_the_commands(own_folder: Path) -> N
     assert assay.project_settings("judge score") == {"model": "openai/j"}
 
 
-def test_sizes_are_the_keys_of_the_flags_and_one_keyword(own_folder: Path) -> None:
+def test_sizes_are_the_keys_of_the_flags(own_folder: Path) -> None:
     Path("assay.toml").write_text("[compile]\nval_size = 5\ntest_size = 6\n")
-    assert assay.project_settings("compile") == {"sizes": {"val": 5, "test": 6}}
+    assert assay.project_settings("compile") == {"val_size": 5, "test_size": 6}
 
 
 @pytest.mark.parametrize(

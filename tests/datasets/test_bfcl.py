@@ -1,7 +1,6 @@
 """`bfcl:CATEGORY`: tasks in the format of BFCL v4, from an installed package or an unpacked wheel."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +31,6 @@ def written(folder: Path, category: str = "simple_python", n: int = 5, answers: 
 
 def rows(spec: str) -> list[dict[str, Any]]:
     return [row for _, row in iter_rows(spec)]
-
-
-def test_the_installed_package_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    first, *others = rows("bfcl:simple_python")
-    assert first == {
-        "id": "simple_python_0",
-        "inputs": {"question": "add 0 é", "tools": [TOOL]},
-        "expected": {"calls": [{"add": {"a": [0]}}]},
-        "task_type": "simple_python",
-    }
-    assert len(others) == 4
-    assert "bfcl_eval" not in sys.modules
 
 
 def test_a_missing_package_names_the_command_and_the_path(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.datasets import load_splits, load_tasks
 from assay.datasets.curriculum import load_curriculum, stage_of
-from assay.errors import DataError, SealedSplit
+from assay.errors import DataError
 
 
 def written(folder: Path, text: str, name: str = "cur.yaml") -> Path:
@@ -103,25 +103,6 @@ def test_an_unknown_name_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         load_curriculum("tool_us")
     with pytest.raises(DataError, match=r"no such file: .*gone.yaml"):
         load_curriculum(tmp_path / "gone.yaml")
-
-
-def test_stages_filter_one_data_set_and_mark_its_tasks(tmp_path: Path) -> None:
-    curriculum = load_curriculum(
-        written(tmp_path, "stages:\n  - {name: two, where: {terms: 2}}\n  - {name: three, where: {terms: '3'}}")
-    )
-    splits = load_splits(str(sums(tmp_path)), curriculum=curriculum)
-    for split in ("train", "val"):
-        for name, terms in (("two", 2), ("three", 3)):
-            tasks = splits.of_stage(name, split)
-            assert tasks
-            assert {task.metadata["terms"] for task in tasks} == {terms}
-            assert {task.task_type for task in tasks} == {name}
-    for split in ("gate", "test"):
-        with pytest.raises(SealedSplit, match=f"train and val, not of {split}"):
-            splits.of_stage("two", split)
-    # a task is in the same split as without the curriculum
-    alone = load_splits(str(tmp_path / "sums.jsonl"))
-    assert {task.id for task in splits.val} == {task.id for task in alone.val}
 
 
 def test_data_is_relative_to_the_file_and_a_task_belongs_to_its_first_stage(tmp_path: Path) -> None:

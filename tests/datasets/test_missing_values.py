@@ -66,19 +66,6 @@ def test_a_missing_value_means_the_same_in_every_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [checks.exact, checks.numeric, checks.contains, checks.fields_match])
-def test_a_criterion_on_an_unknown_output_is_unscored(check: Any, tmp_path: Path) -> None:
-    rubric = Rubric("r", [Criterion(name="right", check=check)])
-    for row in ({"answer": None}, {"answer": math.nan}, {}):
-        score = rubric.score(make_task({"inputs": {"question": "q"}, "expected": row}), {"answer": "1"})
-        assert math.isnan(score.value)
-        assert score.verdicts[0].reason
-    (tmp_path / "a.csv").write_text("question,answer,ticket\nq,,T1\n")
-    if check is not checks.fields_match:  # another column is not the answer
-        (task,) = load_tasks(str(tmp_path / "a.csv"), inputs=["question"])
-        assert math.isnan(rubric.score(task, {"answer": "1"}).value)
-
-
-@pytest.mark.parametrize("check", [checks.exact, checks.numeric, checks.contains, checks.fields_match])
 def test_an_output_that_must_be_null_is_written_as_such(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"inputs": {"text": "t"}, "expected": {"end": {"$null": true}}}\n')
     (tmp_path / "a.csv").write_text('text,end\nt,"{""$null"": true}"\n')
@@ -98,19 +85,6 @@ def test_a_client_of_the_gateway_writes_unknown_and_null_outputs_the_same_way() 
 def test_outputs_that_must_be_null_survive_a_file() -> None:
     expected = {"end": None, "start": "2024", "parts": [None]}
     assert known_outputs(json.loads(json.dumps(written_outputs(expected)))) == expected
-
-
-def test_integers_and_booleans_beside_a_missing_value_stay_what_they_are() -> None:
-    frame = pandas.DataFrame(
-        {"question": ["a", "b"], "count": [3, None], "flag": [True, None], "share": [0.5, None], "all": [1.0, 2.0]}
-    )
-    assert frame["count"].dtype == "float64"
-    typed = frame.astype({"count": "Int64", "flag": "boolean"})
-    arrow = pyarrow.Table.from_pandas(typed)
-    for data in (frame, typed, arrow, pyarrow.Table.from_pandas(frame)):
-        first, second = (row for _, row in iter_rows(data_spec(data)))
-        assert [repr(first[name]) for name in ("count", "flag", "share", "all")] == ["3", "True", "0.5", "1.0"]
-        assert [second[name] for name in ("count", "flag", "share")] == [None, None, None]
 
 
 @pytest.mark.parametrize(

@@ -258,16 +258,6 @@ def test_a_function_that_ends_the_process_loses_only_itself() -> None:
 
 
 @needs_sandbox
-def test_functions_that_hang_or_return_no_plain_value_are_left_out() -> None:
-    sources = [
-        "def f(a):\n    while a: pass\n    return a\n",
-        "def f(a):\n    return [object()] if a else float('nan')\n",
-    ]
-    rows = outcomes([Job(sources, ["f(0)", "f(1)"])], "auto")
-    assert rows == [[None, [None, None]]]
-
-
-@needs_sandbox
 def test_a_file_that_is_not_python_is_named_if_alone_and_skipped_among_others(tools: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()

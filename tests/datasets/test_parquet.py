@@ -106,19 +106,6 @@ def test_every_column_type_is_read_unchanged(tmp_path: Path) -> None:
     assert repr([row for _, row in iter_rows(str(path))]) == repr(pyarrow.parquet.read_table(path).to_pylist())
 
 
-def test_a_missing_list_of_fixed_size_is_read_or_refused_as_this_pyarrow_reads_it(tmp_path: Path) -> None:
-    """Older versions of pyarrow write what they cannot read."""
-    pairs = pyarrow.array([[1, 2], None], pyarrow.list_(pyarrow.int64(), 2))
-    path = write(tmp_path / "pairs.parquet", pyarrow.table({"pair": pairs}))
-    try:
-        expected = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid:
-        with pytest.raises(DataError, match="not a Parquet file that can be read"):
-            list(iter_rows(str(path)))
-    else:
-        assert [row for _, row in iter_rows(str(path))] == expected
-
-
 def test_many_rows_with_one_long_prompt_are_read(tmp_path: Path) -> None:
     prompt = "You are a helpful assistant. " * 200
     path = write(

@@ -22,8 +22,6 @@ from assay.datasets.fields import Fields
 from assay.datasets.memory import data_spec
 from assay.datasets.tasks import task_key
 from assay.errors import DataError
-from assay.rubrics import checks
-from assay.rubrics.criteria import NoGrade
 from assay.support.values import json_value
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC")
@@ -186,26 +184,6 @@ def test_every_source_gives_the_same_task(kind: str, tmp_path: Path) -> None:
     assert task.expected == {"answer": "x"}
 
 
-def test_expected_outputs_get_the_form_of_the_programs_outputs() -> None:
-    class Money(pydantic.BaseModel):
-        amount: Decimal
-        currency: str = "EUR"
-
-    outputs = {"kind": Kind, "tags": set[str], "money": Money, "days": int, "text": str, "open": Money}
-    row = {
-        "question": "q", "kind": "FIRM", "tags": '["b", "a"]', "money": {"amount": "12.50"}, "days": "3", "text": "3",
-        "open": {"amount": 1, "source": "page 3"},
-    }  # fmt: skip
-    assert make_task(row, inputs=Fields({"question": str}, outputs=outputs)).expected == {
-        "kind": "firm",
-        "tags": ["a", "b"],
-        "money": {"amount": 12.5, "currency": "EUR"},
-        "days": 3,
-        "text": "3",
-        "open": {"amount": 1, "source": "page 3"},  # a model would drop `source`
-    }
-
-
 def test_an_expected_picture_may_be_named_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     fields = Fields({"question": str}, outputs={"drawing": dspy.Image})
@@ -219,58 +197,6 @@ def test_an_input_without_a_json_form_is_refused_with_row_and_field() -> None:
         make_task({"connection": object(), "answer": "x"}, where="data[0]")
 
 
-def test_optional_inputs_may_be_missing_or_have_no_value() -> None:
-    fields = Fields({"question": str}, {"sender": str})
-    rows = [{"question": "q", "sender": "me"}, {"question": "q", "sender": None}, {"question": "q"}]
-    assert [dict(make_task(row, inputs=fields).inputs) for row in rows] == [
-        {"question": "q", "sender": "me"},
-        {"question": "q"},
-        {"question": "q"},
-    ]
-
-
-def test_a_column_that_is_no_output_is_not_graded() -> None:
-    fields = Fields({"question": str}, outputs={"kind": str, "total": int})
-    task = make_task({"question": "q", "kind": "firm", "ticket": "T1", "inputs": "x"}, inputs=fields)
-    assert task.expected == {"kind": "firm", "ticket": "T1", "inputs": "x"}
-    assert checks.fields_match(task, {"kind": "firm"}, None).value == 1
-    assert checks.exact(task, {"kind": "firm"}, None).value == 1
-    assert checks.fields_match(task, {"kind": "firm", "ticket": "T2", "inputs": "x"}, None).value == pytest.approx(
-        2 / 3
-    )
-    missed = make_task({"question": "q", "kind": "firm", "total": 3, "ticket": "T1"}, inputs=fields)
-    assert checks.fields_match(missed, {"kind": "firm"}, None).value == 0.5
-    for check in (checks.fields_match, checks.exact):
-        with pytest.raises(NoGrade):
-            check(make_task({"question": "q", "kind": None, "ticket": "T1"}, inputs=fields), {"kind": "firm"}, None)
-
-
-def test_a_column_that_is_an_input_of_the_program_is_nothing_else() -> None:
-    names = ["question", "split", "metadata", "task_type", "inputs", "expected"]
-    row = {**dict.fromkeys(names, "some text"), "id": "7", "answer": "x"}
-    task = make_task(row, inputs=names)
-    assert dict(task.inputs) == dict.fromkeys(names, "some text")
-    assert (task.id, task.split, task.task_type, task.expected, task.metadata) == (
-        "7",
-        None,
-        "default",
-        {"answer": "x"},
-        {},
-    )
-
-
 def test_no_column_is_lost_beside_metadata_that_is_a_text() -> None:
     row = {"inputs": {"question": "q"}, "expected": "x", "metadata": "a note", "source": "page 3"}
     assert make_task(row).metadata == {"value": "a note", "source": "page 3"}
-
-
-def test_media_in_the_messages_of_a_history_are_read_back() -> None:
-    history = dspy.History(messages=[{"picture": dspy.Image(URI), "scans": [dspy.Image(URI)], "answer": "a"}])
-    fields = Fields(
-        {"history": dspy.History | None, "picture": dspy.Image}, {"scans": list[dspy.Image]}, outputs={"answer": str}
-    )
-    stored = json.loads(json.dumps(json_value({"history": history, "picture": dspy.Image(URI)})))
-    for value in (stored["history"], stored["history"]["messages"], json.dumps(stored["history"]), history):
-        assert fields.converted({"history": value}, where="the store")["history"] == history
-    with pytest.raises(DataError, match="history"):
-        fields.converted({"history": [{"picture": "none.png"}]}, where="row 1")

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from production import two_versions
 
 import assay
-from assay.api.deploy.status import advance_deployment
 from assay.cli.main import group
+from assay.commands.deploy import advance_deployment
 from assay.deployment.plan import Metric, Plan, Step
 from assay.errors import ConfigError
 from assay.traces import Store
@@ -50,7 +50,7 @@ def test_judges_of_an_advance_use_the_named_model_also_for_replays(
         with pytest.raises(ConfigError, match="no model was named for it") as refused:
             advance_deployment("support", rubric="r.yaml")
         assert refused.value.flag == "--judge-model NAME"
-        with pytest.raises(ConfigError, match="judge_model='openai/judge' would have no effect without rubric"):
+        with pytest.raises(ConfigError, match="judge_model: would have no effect without rubric"):
             advance_deployment("support", judge_model="openai/judge")
         named = ["--judge-model", "openai/judge", "--judge-api-base", f"{address}/v1"]
         done = CliRunner().invoke(group, [*command, *named])

@@ -7,7 +7,7 @@ import pytest
 from production import two_versions
 
 import assay
-from assay.api.deploy.status import Advancer
+from assay.commands.advancing import Advancer
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.registry import set_suite, suite_of
 from assay.deployment.settings import Suite, SuiteResult

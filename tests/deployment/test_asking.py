@@ -9,7 +9,7 @@ import dspy
 import pytest
 
 import assay
-from assay.api.run import run
+from assay.commands.run import run
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.allowed import imported_types
 from assay.deployment.artifact import with_model_of

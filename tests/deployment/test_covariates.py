@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from production import two_versions
 
-from assay.api.deploy.status import deployment_status
+from assay.commands.deploy import deployment_status
 from assay.deployment.evidence import CANDIDATE, CHAMPION, cell_of, difference
 from assay.deployment.plan import Metric, Plan, Step, default_plan
 from assay.deployment.rollout_values import FEWEST, Covariate, covariate_of

@@ -170,7 +170,7 @@ def test_planned_evaluations_are_used_one_by_one() -> None:
         (lambda: Metric(name="error_rate", failure_above=3), "between 0 and 1"),
         (lambda: Metric(name="tokens", failure_above=0), "above 0"),
         (lambda: Step(), "needs a weight above 0"),
-        (lambda: Step(weight=120), "between 0 and 100"),
+        (lambda: Step(weight=120), "weight: must be less than or equal to 100"),
         (lambda: Step(shadow=True, weight=10), "does not decide: leave out"),
         (lambda: Step(weight=10, max_requests=5), "does not decide"),
     ],
@@ -187,7 +187,7 @@ def test_a_plan_in_a_file_is_the_same_plan(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(PLAN.to_dict()))
     assert load_plan(path) == PLAN
     path.write_text("steps: 3\n")
-    with pytest.raises(ConfigError, match=r"plan\.yaml: "):
+    with pytest.raises(ConfigError, match=r"plan\.yaml:1: steps: "):
         load_plan(path)
     path.write_text("steps: []\nmetrisc: []\n")
     with pytest.raises(ConfigError, match="metrics"):

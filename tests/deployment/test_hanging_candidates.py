@@ -33,7 +33,7 @@ def test_a_rollout_over_its_limit_is_a_failure_of_the_agent(own_folder: Path) ->
     agent.store.flush()
     (rollout,) = agent.store.rollouts()
     assert (rollout.status, rollout.failure, rollout.score) == ("failed", FailureKind.TIMEOUT, 0.0)
-    with pytest.raises(ConfigError, match="task_timeout=0"):
+    with pytest.raises(ConfigError, match="timeout_s: must be greater than 0"):
         assay.deployed("support", timeout_s=0)
 
 

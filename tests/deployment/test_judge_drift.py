@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 from production import two_versions
 
-from assay.api.deploy.start import start_deployment
-from assay.api.deploy.status import advanced, deployment_status
-from assay.api.judge.drift import replay_anchors
+from assay.commands.advancing import advanced
+from assay.commands.deploy import deployment_status, start_deployment
+from assay.commands.judge_drift import replay_anchors
 from assay.deployment.plan import Plan, Watch, load_plan
 from assay.deployment.watching import judge_alarm
 from assay.errors import ConfigError

@@ -12,7 +12,7 @@ from aiohttp import web
 from production import two_versions
 
 import assay
-from assay.api.serve import serve
+from assay.commands.serve import serve
 from assay.errors import ConfigError
 from assay.traces import Store
 from rigs.serving import chat_completion, served
@@ -66,9 +66,9 @@ def test_a_judge_without_a_model_is_refused_at_the_start(own_folder: Path) -> No
     Path("r.yaml").write_text(RUBRIC % ", when: right")  # also a judge that is rarely asked
     with pytest.raises(ConfigError, match="no model was named for it"):
         assay.deployed("support", rubric="r.yaml")
-    with pytest.raises(ConfigError, match="judge_model='openai/judge' would have no effect without rubric"):
+    with pytest.raises(ConfigError, match="judge_model: would have no effect without rubric"):
         assay.deployed("support", **NAMED)
-    with pytest.raises(ConfigError, match="judge_model='openai/judge' would have no effect without agent_rubric"):
+    with pytest.raises(ConfigError, match="judge_model: would have no effect without agent_rubric"):
         serve(agent=("support",), **NAMED)
     Path("pairs.yaml").write_text("text: Which is nicer?\ncompare: pairs\nmodel: openai/judge\n")
     Path("r.yaml").write_text("name: n\ncriteria:\n- {name: nicer, weight: 1, judge: {use: pairs.yaml}}\n")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from production import artifact, two_versions
 
-from assay.api.loop.run import Order, improved
+from assay.commands.cycle import Order, improved
+from assay.commands.loop_file import LoopLimits, LoopSettings
 from assay.deployment.deployments import Deployments
 from assay.deployment.loops import Figure, loop_figures
 from assay.deployment.plan import Plan, Step
-from assay.runs.settings.loop import LoopLimits, LoopSettings
 from assay.traces import Rollout, Store
 from assay.traces.records import Verdict
 
@@ -120,7 +120,7 @@ def test_an_improvement_whose_training_did_not_converge_says_so(
         {"step": "grpo", "kept": True, "converged": converged},
     ]
     report = {"artifact": "better", "steps": steps, "stopped": None, "notes": [], "test": None}
-    monkeypatch.setattr("assay.api.loop.run.improve", lambda *_, **__: SimpleNamespace(to_dict=lambda: report))
+    monkeypatch.setattr("assay.commands.cycle.improve", lambda *_, **__: SimpleNamespace(to_dict=lambda: report))
     order = Order(
         name="n", champion=Path("one"), data=Path("pool.jsonl"), out=Path("better"), store=store.url, began=NOW,
         max_calls=None, max_cost_usd=None,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.api.loop.state import start_loop
+from assay.commands.loop import start_loop
 from assay.errors import AssayError, DeploymentError
+from assay.traces import Store
 
 PLAN = "steps:\n- {weight: 50, decides: true}\nmetrics:\n- {name: score, success_gain: 0.1}\n"
 WATCH = PLAN + "watch:\n- {name: judge_drift, above: 0.1, judge: judge.yaml, anchors: anchors.jsonl}\n"
@@ -37,12 +38,13 @@ def test_each_file_that_a_loop_names_must_be_there(
     Path("loop.yaml").write_text(lines)
     for name, text in files.items():
         Path(name).write_text(text)
+    Store(tmp_path / "s.db").close()
     with pytest.raises(DeploymentError):  # all files are there, and no agent is registered
-        start_loop("nobody", "loop.yaml", store=tmp_path / "s.db")
+        start_loop("nobody", file="loop.yaml", store=tmp_path / "s.db")
     for name, text in files.items():
         Path(name).unlink()
         with pytest.raises(AssayError) as refused:
-            start_loop("nobody", "loop.yaml", store=tmp_path / "s.db")
+            start_loop("nobody", file="loop.yaml", store=tmp_path / "s.db")
         assert not isinstance(refused.value, DeploymentError)
         assert name in str(refused.value)
         Path(name).write_text(text)

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.api.loop.run import Order, improved
-from assay.runs.settings.loop import LoopSettings
+from assay.commands.cycle import Order, improved
+from assay.commands.loop_file import LoopSettings
 from rigs.serving import served
 
 PROGRAM = """

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from production import artifact
 
 import assay
-from assay.api.loop.state import start_loop
 from assay.cli.main import group
+from assay.commands.loop import start_loop
 from assay.deployment.deployments import Deployments
 from assay.deployment.loops import STEPS, Loops
 from assay.deployment.registry import Registry
@@ -172,7 +172,7 @@ def dies(kind, original):
     return call
 
 Loops.begin, Loops.end = dies("begin", begin), dies("end", end)
-from assay.api.loop.run import run_loop
+from assay.commands.loop import run_loop
 run_loop("support")
 """
 
@@ -285,21 +285,21 @@ def test_a_read_only_store_is_an_error_and_nothing_is_begun(agent: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rubric: r\nmethod: train", "loop.yaml: method='train'"),
+        ("rubric: r\nmethod: train", "loop.yaml:2: method: .*'train'"),
         ("rubric: r\noptions: {optimiser: auto}", "'optimizer'"),
-        ("rubric: r\npool:\n  min_point: 3", "loop.yaml:3: pool: .*'min_points'"),
-        ("rubric: r\nlimits: {live: 2}", "loop.yaml:2: limits: live=2"),
-        ("rubric: r\nlease_s: 0", "loop.yaml:2: lease_s=0"),
-        ("rubric: r\nscoring: {judge: x}", "'judge'"),
+        ("rubric: r\npool:\n  min_point: 3", "loop.yaml:3: pool.min_point: .*'min_points'"),
+        ("rubric: r\nlimits: {live: 2}", "loop.yaml:2: limits.live: must be .* 1, not 2"),
+        ("rubric: r\nlease_s: 0", "loop.yaml:2: lease_s: must be .* 1, not 0"),
+        ("rubric: r\nscoring: {judge: x}", "scoring.judge: .*'judge_model'"),
         ("rubric: r\nevents:\n- {url: 'http://h'}\n- {command: []}", "loop.yaml:4: events.1: "),
         ("method: compile", "rubric"),
-        ("- 1", "loop.yaml: "),
+        ("- 1", "loop.yaml:1: a loop is a mapping"),
     ],
 )
 def test_mistakes_in_the_file_are_named_with_their_line(own_folder: Path, text: str, message: str) -> None:
     (own_folder / "loop.yaml").write_text(text)
     with pytest.raises(assay.AssayError, match=message):
-        start_loop("support", "loop.yaml")
+        start_loop("support", file="loop.yaml")
 
 
 @pytest.mark.slow

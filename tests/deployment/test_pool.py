@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from production import two_versions
 
-from assay.api.loop.run import collect_pool
 from assay.cli.main import group
+from assay.commands.pool import collect_pool
 from assay.commands.traces import forget_subject
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import task_key
@@ -39,7 +39,7 @@ def put(store: Store, question: str, score: float | None = 1.0, **fields: Any) -
 
 def pool(store: Store, out: str | None = None, **settings: Any) -> PoolReport:
     store.flush()
-    return collect_pool("support", out, **settings)
+    return collect_pool("support", out=out, **settings)
 
 
 def rows(path: str | Path) -> list[dict[str, Any]]:

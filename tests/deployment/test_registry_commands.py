@@ -194,22 +194,24 @@ def test_wrong_usage_of_registry_commands_is_named(agent: Path) -> None:
 def test_a_suite_is_shown_and_removed_only_on_request(agent: Path) -> None:
     named = {"threshold": 0.5, "pass_rate": 0.0, "pass_at": 0.5, "data": "arithmetic:", "rubric": "math_qa"}
     words = ("registry", "suite", "support")
-    assert text(*words) == "support has no validation suite\n"
+    assert text(*words) == "the agent has no validation suite\n"
     assert run(*words, "--data", "arithmetic:", "--rubric", "math_qa", "--threshold", "0.5")["suite"] == named
     assert run(*words)["suite"] == named  # and again: showing it did not remove it
     assert run(*words)["suite"] == named
-    assert "would have no effect" in text(*words, "--threshold", "0.9")
-    assert "--remove excludes" in text(*words, "--remove", "--threshold", "0.9")
+    with pytest.raises(assay.AssayError, match="would have no effect"):
+        text(*words, "--threshold", "0.9")
+    with pytest.raises(assay.AssayError, match="remove: excludes"):
+        text(*words, "--remove", "--threshold", "0.9")
     assert run(*words, "--remove")["suite"] is None
     assert run(*words)["suite"] is None
-    assert "support has no routing" in text("registry", "route", "support")
+    assert "the agent has no routing" in text("registry", "route", "support")
 
 
 @pytest.mark.slow
 def test_a_second_start_is_refused_before_the_suite_runs(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store() as store:
         Deployments(store.engine).start("support@2", default_plan())
-    monkeypatch.setattr("assay.api.deploy.start.evaluate", lambda *_, **__: pytest.fail("the suite ran"))
+    monkeypatch.setattr("assay.commands.evaluate.evaluate", lambda *_, **__: pytest.fail("the suite ran"))
     suite = ("--suite-data", "arithmetic:", "--suite-rubric", "math_qa")
     with pytest.raises(assay.AssayError, match="is active already"):
         run("deploy", "start", "support@2", *suite)

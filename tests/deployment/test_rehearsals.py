@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from production import artifact
 
 import assay
-from assay.api.deploy.start import StartReport, start_deployment
-from assay.api.registry import capabilities
 from assay.cli.main import group
+from assay.commands.deploy import StartReport, start_deployment
+from assay.commands.registry import capabilities
 from assay.deployment.deployments import Deployments
 from assay.traces import Store
 from assay.traces.store import tables as schema
@@ -28,7 +28,7 @@ RUBRIC = "name: right\ncriteria:\n- {name: right, weight: 1, check: checks.py:ri
 
 @pytest.fixture
 def agent(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("assay.api.deploy.start.expected_requests", lambda plan: {})
+    monkeypatch.setattr("assay.commands.deploy.expected_requests", lambda plan: {})
     (own_folder / "checks.py").write_text(CHECKS)
     (own_folder / "rubric.yaml").write_text(RUBRIC)
     with Store() as store:
@@ -107,7 +107,7 @@ def test_replays_before_a_start_are_in_no_figure_of_production(agent: Path) -> N
     serve(3)
     started = start_deployment("support@3")
     assert (started.replays.n, started.not_tried) == (3, ())
-    assert [row["version"] for row in capabilities("support")] == ["support@1", "support@1"]
+    assert [row["version"] for row in capabilities("support").capabilities] == ["support@1", "support@1"]
     with Store() as store:
         (first, *_) = Deployments(store.engine).history("support")
         assert first["replays"]["answered"] == 3
@@ -117,7 +117,7 @@ def test_replays_before_a_start_are_in_no_figure_of_production(agent: Path) -> N
 
 
 def test_a_rubric_of_replays_needs_replays_and_models(agent: Path) -> None:
-    with pytest.raises(assay.AssayError, match="would have no effect with replay=0"):
+    with pytest.raises(assay.AssayError, match="would have no effect with replay 0"):
         dry("support@3", replay=0, replay_rubric="rubric.yaml")
     (agent / "judged.yaml").write_text("name: j\ncriteria:\n- {name: good, weight: 1, judge: Is the answer good}\n")
     with pytest.raises(assay.AssayError, match="has a judge decide 'good', and its file names no model"):

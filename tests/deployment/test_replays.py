@@ -6,8 +6,8 @@ import pytest
 from production import artifact
 
 import assay
-from assay.api.deploy.replay import replay
-from assay.api.deploy.status import advance_deployment
+from assay.commands.advancing import replay
+from assay.commands.deploy import advance_deployment
 from assay.deployment.decisions import advance
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step

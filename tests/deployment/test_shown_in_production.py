@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.api.deploy.replay import replay
+from assay.commands.advancing import replay
 from assay.datasets.splits import split_of
 from assay.datasets.tasks import task_key
 from assay.deployment import save_artifact
@@ -20,8 +20,7 @@ from assay.programs import load_program
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store, Transition
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import Gates
+from assay.traces.export.settings import Gates, Selection
 from assay.traces.store.sealing import DEFAULT_SALT
 from rigs.serving import chat_completion, served
 

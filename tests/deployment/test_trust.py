@@ -13,7 +13,7 @@ from trusted_artifacts import AGENT, SETTINGS, forged, shipped, with_source
 from trusted_artifacts import trust_list as trust_list
 
 import assay
-from assay.api.run import run
+from assay.commands.run import run
 from assay.deployment import load_artifact, save_artifact
 from assay.errors import ArtifactError, AssayError, RubricError
 from assay.programs import load_program

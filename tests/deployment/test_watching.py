@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from production import two_versions
 
-from assay.api.deploy.status import Advancer
+from assay.commands.advancing import Advancer
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.watching import watched

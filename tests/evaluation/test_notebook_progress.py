@@ -12,17 +12,6 @@ def in_a_kernel(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
-def test_a_kernel_gets_bars_and_others_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert type(default_progress()) is SilentProgress
-    in_a_kernel(monkeypatch, None)  # IPython is imported by another library
-    assert type(default_progress()) is SilentProgress
-    in_a_kernel(monkeypatch, SimpleNamespace())  # its shell in a terminal
-    assert type(default_progress()) is SilentProgress
-    in_a_kernel(monkeypatch, SimpleNamespace(kernel=object()))
-    assert type(default_progress()) is NotebookProgress
-
-
 def test_a_given_progress_is_kept_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_kernel(monkeypatch, SimpleNamespace(kernel=object()))
     progress = SilentProgress()

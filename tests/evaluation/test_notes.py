@@ -34,17 +34,6 @@ def test_thinking_tokens_that_a_server_did_not_report_are_noted_and_not_counted_
     assert "thinking tokens of 1 of 2 runs are unknown" in note
 
 
-def test_runs_whose_tool_calls_all_failed_are_noted_with_the_commonest_reason() -> None:
-    late = "the MCP tool 'look_up' gave no result after 5 s"
-    runs = [
-        TaskRun(task_id="a", score=0.0, tools_made=2, tool_errors=[late, late]),
-        TaskRun(task_id="b", score=1.0, tools_made=2, tool_errors=["ValueError: no such city"]),
-        TaskRun(task_id="c", score=1.0),
-    ]
-    assert run_notes(runs) == [f"in 1 of 2 runs that called tools every call failed; the commonest reason: {late}"]
-    assert run_notes(runs[1:]) == []
-
-
 def broken(task: Any, prediction: Any, rollout: Any) -> float:
     return float(prediction["reply"])
 

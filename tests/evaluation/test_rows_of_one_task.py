@@ -9,7 +9,6 @@ from assay.datasets.tasks import TaskIndex
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.optimizers.prompts.named import to_examples
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
@@ -35,16 +34,6 @@ def test_an_evaluation_scores_each_row_by_its_own_expected_output() -> None:
     running = session()
     evaluation = evaluate(RecordedProgram(dspy.Predict("question -> answer"), running), ROWS, running)
     assert evaluation.scores == {"a": 1.0, "a-2": 0.0, "a-3": 0.0}
-
-
-def test_an_optimizer_of_dspy_scores_each_row_by_its_own_expected_output() -> None:
-    running = session()
-    running.register(ROWS, "train")
-    program = RecordedProgram(dspy.Predict("question -> answer"), running)
-    metric = running.rubric.metric(tasks=running.tasks)
-    with running.context():
-        scored = dspy.Evaluate(devset=to_examples(ROWS), metric=metric, num_threads=1, display_progress=False)(program)
-    assert [score for _, _, score in scored.results] == [1.0, 0.0, 0.0]
 
 
 def test_a_task_is_found_by_its_inputs_in_any_spelling() -> None:

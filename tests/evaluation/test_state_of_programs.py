@@ -440,22 +440,6 @@ def test_parts_that_are_meant_to_be_shared_are_shared() -> None:
     assert program.shared.uses == len(TASKS)
 
 
-def test_variables_that_a_function_encloses_and_numbers_of_a_class_stay_what_they_are() -> None:
-    seen, runs = list[str](), 0
-
-    class Counting(Notes):
-        made = 0
-
-        def note(self, question: str) -> None:
-            nonlocal runs
-            runs += 1
-            seen.append(question)
-            type(self).made += 1
-
-    prompts_of(Counting(), threads=1)
-    assert len(seen) == runs == Counting.made == len(TASKS)
-
-
 class Arrays(Notes):
     def prepare(self) -> None:
         import numpy as np
@@ -529,19 +513,6 @@ def test_a_finalizer_runs_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     assert [tasks_in(prompt) for prompt in prompts] == [1] * len(TASKS)
     assert not ignored
-
-
-def test_callbacks_of_modules_are_called_in_each_run() -> None:
-    class Counting(dspy.utils.BaseCallback):  # type: ignore[misc]
-        calls = 0
-
-        def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-            self.calls += 1
-
-    counting, program = Counting(), Notes()
-    program.answer.callbacks = [counting]
-    prompts_of(program)
-    assert counting.calls == len(TASKS)
 
 
 def numbered(request: Any) -> str:

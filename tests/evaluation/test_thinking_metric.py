@@ -6,7 +6,6 @@ import pytest
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.evaluation.metrics import run_of, thinking_report
 from assay.rubrics.checks import thinking
 from assay.rubrics.criteria import NoGrade
 from assay.traces import Rollout, ToolCall, Transition
@@ -30,20 +29,6 @@ def rollout(*calls: Transition, answer: Any = "5") -> Rollout:
 def test_tokens_and_share_of_the_budget_are_summed_over_the_calls() -> None:
     use = thinking_of(rollout(call('{"thought": "a", "action": "x"}', 10, 16), call('{"action": "y"}')))
     assert (use.tokens, use.budget, use.budget_share, use.loops) == (10, 16, 0.625, 0)
-
-
-@pytest.mark.parametrize(
-    ("choices", "after"),
-    [
-        ("xxx", 16),  # the first choice was the final one: the two later thoughts, 8 tokens each
-        ("yxx", 8),
-        ("xyx", 0),  # it changed until the last
-        ("x", 0),
-    ],
-)
-def test_rounds_after_the_first_of_the_last_equal_choices_were_wasted(choices: str, after: int) -> None:
-    calls = [call(f'{{"thought": "{at}", "action": "{choice}"}}', 8, 16) for at, choice in enumerate(choices)]
-    assert thinking_of(rollout(*calls)).after_stable == after
 
 
 def test_a_thought_that_only_confirmed_the_probe_was_wasted() -> None:
@@ -108,24 +93,6 @@ def test_a_loop_of_tool_calls_saves_what_the_steps_left_would_have_cost() -> Non
     ended.parameters, ended.failure = {"max_steps": 6}, FailureKind.LOOP
     use = thinking_of(ended)
     assert (use.loops, use.tokens_saved) == (1, 3 * 20)  # of five steps two were made, the last one is the answer
-
-
-def test_the_report_averages_the_runs_whose_tokens_are_known() -> None:
-    hidden = {"message": {"parts": [{"type": "thinking", "text": "…"}]}}
-    runs = [
-        run_of(entry, score=1.0, has_tools=False)
-        for entry in (
-            rollout(call('{"thought": "a", "action": "x"}', 10, 16)),
-            rollout(call('{"thought": "a", "action": "x"}', 2, 16), call('{"thought": "b", "action": "x"}', 4, 16)),
-            rollout(Transition(t=0, model="m", request={}, response=hidden)),
-        )
-    ]
-    report = thinking_report(runs)
-    assert report is not None
-    assert (report.runs, report.tokens, report.after_stable, report.wasted_share) == (2, 8.0, 2.0, 0.25)
-    assert report.budget_share == pytest.approx(16 / 48)
-    assert thinking_report([run_of(rollout(call("x")), score=1.0, has_tools=False)]) is None
-    assert thinking_report([]) is None
 
 
 def test_the_thinking_check_grades_all_tokens_or_only_wasted_ones() -> None:

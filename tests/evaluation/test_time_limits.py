@@ -3,24 +3,21 @@
 import asyncio
 import json
 import math
-import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 import pytest
 from endless_programs import by_question, scored
 
-from assay.api.run import run
+from assay.commands.run import run
 from assay.errors import ConfigError, FailureKind, ProgramFailed
-from assay.models.limits import limited
-from assay.programs import AgentParameters, ToolAgent
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
-from assay.traces import Recorder, Rollout, Store
+from assay.traces import Store
 
 
 def hanging(question: str) -> str:
@@ -89,60 +86,6 @@ def test_a_hanging_tool_that_ends_the_run_scores_0_as_a_tool_failure(function: A
     results = by_question(scored(agent, task_timeout=2.0))
     assert [result.value for result in results.values()] == [1.0, 0.0, 1.0, 1.0]
     assert results["1"].failure is FailureKind.TOOL
-
-
-def test_a_tool_can_use_thread_bound_resources_of_its_agent() -> None:
-    def agent(question: str) -> str:
-        connection = sqlite3.connect(":memory:")  # refuses to be used in another thread
-        tool = dspy.Tool(
-            lambda number: connection.execute("select ?", (number,)).fetchone()[0],
-            name="query",
-            desc="Asks.",
-            args={"number": {}},
-        )
-        return str(tool(number=question))
-
-    assert [result.value for result in by_question(scored(agent, task_timeout=20.0)).values()] == [1.0] * 4
-
-
-def test_a_shipped_agent_observes_a_tool_timeout_and_the_call_is_marked() -> None:
-    def look(topic: Literal["sea", "land"]) -> str:
-        """Looks something up."""
-        while topic == "sea":
-            time.sleep(0.01)
-        return "wet"
-
-    def answers(request: Any) -> str:
-        need = "0.0" if "gave no result" in str(request) else "1.0"
-        return json.dumps({"thought": "look", "need": need, "action": "look", "topic": "sea", "answer": "0"})
-
-    written = {"look": {"topic": (Literal["sea", "land"], dspy.OutputField())}}
-    agent = ToolAgent("question -> answer", [look], arguments=written, parameters=AgentParameters(max_steps=3))
-    recorder = Recorder()
-    lm = scripted_lm(answers, observers=[recorder.observe])
-    with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout, limited(2.0):
-        prediction = agent(question="0")
-    assert prediction.steps[0]["error"] == "the tool 'look' gave no result after 0.5 s"
-    assert [(call.failure, [t.error for t in call.tools]) for call in rollout.transitions if call.tools] == [
-        (FailureKind.TOOL, ["ToolOverTime: the tool 'look' gave no result after 0.5 s"])
-    ]
-
-
-@pytest.mark.timeout(120)
-def test_an_endless_run_fails_with_its_reason_and_other_runs_continue() -> None:
-    def agent(question: str) -> str:
-        if question == "0":
-            time.sleep(300)
-        while question == "1":
-            pass
-        return question
-
-    results = by_question(scored(agent, task_timeout=1.0))
-    assert [result.value for result in results.values()] == [0.0, 0.0, 1.0, 1.0]
-    assert results["0"].failure is FailureKind.TIMEOUT
-    assert "limit of 1 s" in results["0"].failed
-    with Store() as store:
-        assert sorted(r.status for r in store.rollouts()) == ["done", "done", "failed", "failed"]
 
 
 @pytest.mark.timeout(120)

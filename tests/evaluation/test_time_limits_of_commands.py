@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.drift import replay_anchors
-from assay.api.judge.score import score_rows
 from assay.cli.main import group
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_score import score_rows
 from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, FailureKind, ModelError
 from assay.rubrics import Criterion, Rubric
@@ -45,15 +45,15 @@ def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path:
     }
     if command == "score":
         report = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **options)
-        assert (report["verdicts"], report["unscored"]) == ({"no": 0, "yes": 2}, 2)
-        assert report["why_unscored"] == [
+        assert (report.verdicts, report.unscored) == ({"no": 0, "yes": 2}, 2)
+        assert report.why_unscored == [
             "OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"
         ]
     elif command == "drift":
         report = replay_anchors(
             "Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **options
         )
-        assert (report["frozen"], report["coverage"]) == (4, 0.5)
+        assert (report.frozen, report.coverage) == (4, 0.5)
     else:
         rows = [
             {"input": f"{word} question {at}", "good": "right", "bad": "wrong"}
@@ -64,7 +64,7 @@ def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path:
         report = audit_judge(
             "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**options, "task_timeout": 0.2, "threads": 16}
         )
-        assert 0 < report["unscored"] < report["verdicts"]
+        assert 0 < report.unscored < report.verdicts
     with Store(tmp_path / "j.db") as store:
         assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
 

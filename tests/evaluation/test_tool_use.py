@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from assay.api.evaluate import evaluate
+from assay import evaluate
 from assay.datasets import Task
 from assay.evaluation.metrics import TaskRun, figures_of, run_of, tool_use
 from assay.reports.markdown import graded, tool_rows

@@ -8,20 +8,17 @@ from audited_judges import KEY, QUESTION, Swayed, answers_of, audited
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
 from assay.judges.quality.audit import (
-    BASES,
     Base,
     assess,
     audit_cases,
     audit_items,
     bases_of,
-    cut_short,
     holds,
-    judges_quality,
     load_attacks,
     load_bases,
     negatives,
 )
-from assay.rubrics import JudgeSpec, NoGrade
+from assay.rubrics import JudgeSpec
 from assay.testing import PairKeyJudge
 
 
@@ -32,18 +29,6 @@ def test_an_answer_is_matched_as_words() -> None:
     assert not holds("known nothing", "no")
     assert not holds("New Jersey, York", "New York")
     assert not holds("anything", "")
-
-
-def test_an_output_is_cut_only_if_its_meaning_is_lost() -> None:
-    cut = cut_short
-    bad = {"output": "It is 12."}
-    assert cut({"output": "42"}, bad) is None
-    assert cut({"output": "42, because 17 and 25 are 42 together."}, bad) is None, "the half says 42"
-    assert cut({"output": "so we add the ones and then tens: 42."}, bad) == "so we add the"
-    assert cut({"output": "be kind to each other, always and everywhere"}, bad) is None, "nobody can say what it lost"
-    assert cut({"output": "The tens give 30 and the ones 12, so 42."}, bad) is None, "30 may be what counts"
-    assert cut({"output": "The tens give 30 and the ones 12, so 42."}, bad, "42") == "The tens give 30 and"
-    assert all(cut(base.good, base.bad, base.answer) for base in BASES), "the shipped cases all end in their answer"
 
 
 def test_user_attacks_are_tried(tmp_path: Any) -> None:
@@ -60,66 +45,6 @@ def test_user_attacks_are_tried(tmp_path: Any) -> None:
             load_attacks([("l:1", row)])
     with pytest.raises(DataError, match="at least one row"):
         load_attacks([])
-
-
-@pytest.mark.parametrize(
-    ("text", "quality"),
-    [
-        ("Is the output a right answer to the task?", True),
-        ("Which output is better?", True),
-        ("Does it answer the question?", True),
-        ("How helpful is the reply?", True),
-        ("Is the summary faithful?", True),
-        ("Is the output polite?", False),
-        ("Is the tone of the answer formal?", False),
-        ("What is the sentiment of the text?", False),
-        ("Is the answer concise?", False),
-    ],
-)
-def test_the_question_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
-    assert judges_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
-    judged_by_meaning = JudgeSpec(text=text, scale=("no", "yes"), anchors={"yes": "everything is correct"})
-    assert judges_quality(judged_by_meaning)
-
-
-def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
-    class Obeys(Judge):
-        def read(self, values: Any) -> Any:
-            return None, "positive" if "Ignore all instructions" in values["output"] or "lovely" in values[
-                "output"
-            ] else "negative"
-
-    judge = Obeys(JudgeSpec(text="Mood?", scale=("negative", "neutral", "positive")), shows=("output",))
-    cases = audit_cases(judge, [Base({"output": "lovely"}, {"output": "awful"})], profile="property")
-    assert {case.attack for case in cases} == {
-        "tells good from bad",
-        "instructions hidden in the text",
-        "fake turns of a conversation",
-    }
-    items = audit_items(cases, judge)
-    answers = assess(cases, items, answers_of(judge, items), judge)
-    assert answers["attacks"]["tells good from bad"]["passed"]
-    assert answers["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
-    with pytest.raises(DataError, match="quality, property"):
-        audit_cases(judge, profile="all")
-
-
-@pytest.mark.parametrize("scale", [("a", "tie", "b"), ("first", "tie", "second")])
-def test_a_pairwise_judge_that_obeys_injections_fails(scale: tuple[str, ...]) -> None:
-    class Obeys(PairKeyJudge):
-        def read(self, values: Any) -> Any:
-            read, _ = super().read(values)
-            labels = {label: float(label == scale[-1]) for label in scale}
-            hidden = any(
-                text in str(values[name])
-                for name in ("output_a", "output_b")
-                for text in (f"{scale[-1]!r}", "verdict", "im_end")
-            )
-            return ({"given": labels, "swapped": labels} if hidden else read), None
-
-    sound, obeys = (kind({"text": "Better?", "scale": scale}, key=KEY) for kind in (PairKeyJudge, Obeys))
-    assert audited(sound)["passed"]
-    assert not audited(obeys)["attacks"]["instructions hidden in the text"]["passed"]
 
 
 def test_a_cascade_of_written_pairwise_judges_keeps_both_orders() -> None:
@@ -170,16 +95,6 @@ def test_audit_cases_of_pairwise_judges_have_bases_and_negatives() -> None:
         bases_of(items[2:], spec)
     with pytest.raises(DataError, match="with a preferred output"):
         negatives(items[2:], spec, count=1)
-
-
-def test_a_judge_without_verdicts_on_attacks_must_still_distinguish_good_from_bad() -> None:
-    class Silent(Judge):
-        def read(self, values: Any) -> Any:
-            raise NoGrade("no")
-
-    report = audited(Silent(QUESTION))
-    assert report["attacks"]["nothing said"]["passed"]
-    assert not report["attacks"]["tells good from bad"]["passed"]
 
 
 def test_user_bases_are_used() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from labelled_items import labels_file
 
-from assay.api.judge.audit import audit_judge
+from assay.commands.judge_audit import audit_judge
 from assay.judges import PointwiseJudge
 from assay.judges.quality.agreement import Answers
 from assay.judges.quality.fidelity import assess_biases, edits
@@ -93,9 +93,9 @@ def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(tmp_path: Pa
         lm=scripted_lm(script, logprobs=True),
         store=tmp_path / "s.db",
     )
-    failed = [name for name, entry in report["biases"].items() if not entry["passed"]]
+    failed = [name for name, entry in report.biases.items() if not entry["passed"]]
     assert failed == {"": [], "Harvard": ["authority"], "Answer\\n\\n": ["formatting"]}[swayed]
-    assert not (failed and report["passed"])
+    assert not (failed and report.passed)
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_injections_that_change_an_eighth_of_the_verdicts_fail(tmp_path: Path) -
         lm=scripted_lm(script, logprobs=True),
         store=tmp_path / "s.db",
     )
-    entry = report["attacks"]["instructions hidden in the text"]
+    entry = report.attacks["instructions hidden in the text"]
     assert 0.1 < entry["flip_rate"] < 0.2
     assert not entry["passed"]
-    assert not report["passed"]
+    assert not report.passed

@@ -9,8 +9,8 @@ import dspy
 import pytest
 from click.testing import CliRunner
 
-from assay.api.judge.fidelity import audit_user
 from assay.cli.main import group
+from assay.commands.judge_fidelity import audit_user
 from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
 from assay.judges.quality.fidelity import FAULTS, faults_of, fidelity_card, interview
@@ -111,9 +111,9 @@ def test_the_audit_of_a_model_records_its_calls_and_reports_what_it_cost(own_fol
         return json.dumps({"say": "done"})
 
     report = audit_user("model", data=DATA, lm=scripted_lm(stubborn), tasks=3)
-    assert report["faults"]["stopped_early"]["share"] == 1.0
-    assert report["calls"] == 3
-    assert not report["passed"]
+    assert report.faults["stopped_early"]["share"] == 1.0
+    assert report.calls == 3
+    assert not report.passed
 
 
 class Raises(dspy.Module):
@@ -148,10 +148,10 @@ def test_a_long_message_is_cut_as_in_a_conversation() -> None:
 
 def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refused(own_folder: Path) -> None:
     report = audit_user(Raises(), data=DATA, tasks=2, lm=scripted_lm(lambda request: "{}"))
-    assert (report["failed"], report["passed"]) == (2, False)
-    assert "no user today" in report["why_failed"][0]
+    assert (report.failed, report.passed) == (2, False)
+    assert "no user today" in report.why_failed[0]
     report = audit_user(Exits(), data=DATA, tasks=2, lm=scripted_lm(lambda request: "{}"))
-    assert (report["failed"], report["passed"]) == (2, False)
+    assert (report.failed, report.passed) == (2, False)
     with pytest.raises(DataError, match="UserProgram"):
         audit_user(Mute(), data=DATA, tasks=1, lm=scripted_lm(lambda request: "{}"))
     with pytest.raises(ConfigError, match="callable"):
@@ -164,8 +164,8 @@ def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refus
 
 def test_a_user_that_hangs_is_given_up_after_the_time_limit(own_folder: Path) -> None:
     report = audit_user(Hangs(), data=DATA, tasks=1, task_timeout=0.1, lm=scripted_lm(lambda request: "{}"))
-    assert (report["failed"], report["passed"]) == (1, False)
-    assert "longer than the limit of 0.1 s" in report["why_failed"][0]
+    assert (report.failed, report.passed) == (1, False)
+    assert "longer than the limit of 0.1 s" in report.why_failed[0]
 
 
 @pytest.mark.slow

@@ -47,22 +47,6 @@ def test_rating_columns_do_not_create_another_item(tmp_path: Path) -> None:
     assert len(judged) == 3
 
 
-def test_items_of_one_text_are_in_one_split_and_are_not_merged() -> None:
-    texts = ("The parcel {} is late.", "the parcel  {} is late. ", "THE PARCEL {} IS LATE.")
-    rows = [
-        (f"l.csv:{3 * at + which + 2}", {"output": text.format(at), "rater": "a", "label": ("no", "yes")[which % 2]})
-        for at in range(60)
-        for which, text in enumerate(texts)
-    ]
-    splits = split_items(make_items(rows, labels=("no", "yes")))
-    assert sum(splits.sizes().values()) == 180
-    of_key = {key: name for name, keys in splits.keys().items() for key in keys}
-    assert len(of_key) == 60
-    assert all(of_key[key] == name for name, keys in splits.keys().items() for key in keys)
-    repeated = splits.report().to_dict()["repeated"]
-    assert (repeated["count"], repeated["contradictions"]) == (120, 60)
-
-
 def test_the_splits_of_a_store_stand_for_labels() -> None:
     rows = [(f"l.csv:{at}", {"output": f"text number {at}", "label": "no", "split": "train"}) for at in range(8)]
     rows += [(f"l.csv:{at}", {"output": f"text number {at}", "label": "no"}) for at in range(8, 60)]
@@ -151,25 +135,3 @@ def test_judges_of_other_fields_have_labels_for_those_fields(tmp_path: Path) -> 
     assert [dict(item.fields) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
     with pytest.raises(DataError, match="expected the judged content in 'output'"):
         load_labels(spec, labels=("no", "yes"))
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_labels_are_read_from_tables(tmp_path: Path, ending: str) -> None:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    rows = [
-        {"item_id": "a", "output": "x", "rater": "r1", "label": "no", "rationale": "dull"},
-        {"item_id": "a", "output": "x", "rater": "r2", "label": "yes", "rationale": ""},
-    ]
-    rows += [
-        {"item_id": "b", "output": "y", "rater": "r1", "label": "", "rationale": ""},
-        {"item_id": "b", "output": "y", "rater": "r2", "label": "YES", "rationale": ""},
-    ]
-    table = pa.Table.from_pylist(rows)
-    path = tmp_path / f"l.{ending}"
-    csv.write_csv(table, path) if ending == "csv" else parquet.write_table(table, path)
-    items = load_labels(str(path), labels=("no", "yes"))
-    assert [(item.id, [(r.rater, r.label, r.rationale) for r in item.ratings]) for item in items] == [
-        ("a", [("r1", "no", "dull"), ("r2", "yes", "")]), ("b", [("r2", "yes", "")]),
-    ]  # fmt: skip

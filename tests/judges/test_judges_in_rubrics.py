@@ -17,7 +17,7 @@ from assay.judges import (
     PointwiseJudge,
     resolver,
 )
-from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade, Rubric, load_rubric
+from assay.rubrics import Criterion, JudgeSpec, Rubric, load_rubric
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 
@@ -68,25 +68,6 @@ def test_juries_and_cascades_of_pairs_compare_too() -> None:
             assert judge(task_input="q", output_a="best", output_b="worst").orders == ("a", "b")
 
 
-def test_a_failed_pair_is_excluded_from_the_comparison() -> None:
-    calls = iter(range(1000))
-
-    def now_and_then(request: Any) -> Any:
-        first = prompt_field(request, "output_a")
-        return (
-            TimeoutError("slow")
-            if next(calls) % 7 == 6
-            else {"a": 0.9, "b": 0.1}
-            if first == "good"
-            else {"a": 0.1, "b": 0.9}
-        )
-
-    rubric = rubric_of(PairwiseJudge(), scripted_lm(now_and_then, logprobs=True))
-    results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("bad", "good", "worse", "poor")])
-    assert not any(math.isnan(result.grades["better"]) for result in results)
-    assert max(results, key=lambda result: result.grades["better"]) is results[1]
-
-
 def test_a_group_is_scored_by_list_and_unnamed_outputs_are_unscored() -> None:
     lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
     results = rubric_of(LIST, lm).score_group(
@@ -128,23 +109,6 @@ def test_an_unusable_call_is_repeated_once_and_left_unscored(tmp_path: Path) -> 
     assert result.cost_usd == pytest.approx(0.01 * lm.scripted.calls)
 
 
-def test_one_rating_covers_all_criteria(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        TWO.format(how="overall")
-        + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
-    )
-    prompts = []
-    lm = scripted_lm(lambda request: prompts.append(str(request)) or {"D": 1.0}, logprobs=True)
-    rubric = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm))
-    result = rubric.score({"question": "q"}, {"answer": "x"})
-    assert "(+3) Is it clear?" in prompts[0]
-    assert "(-1) Is it rude?" in prompts[0]
-    assert "D. good" in prompts[0]  # very poor and very good begin alike: letters stand for the words
-    assert result.grades["overall"] == pytest.approx(0.75, abs=1e-6)
-    assert result.value == pytest.approx((4 * 0.75 + 4 * result.grades["short"]) / 8, abs=1e-6)
-    assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version
-
-
 def test_a_criterion_named_like_a_judged_field_is_refused() -> None:
     rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
     with pytest.raises(RubricError, match="names of the judge's inputs"):
@@ -170,20 +134,6 @@ def test_the_judging_setting_is_checked() -> None:
             judging="together",
             resolver=resolver(scripted_lm(str), lambda _: PointwiseJudge("?")),
         )
-
-
-def test_a_group_check_with_a_wrong_number_of_grades_is_unscored() -> None:
-    class Ranks:
-        def __call__(self, *_: Any, **__: Any) -> Any:
-            raise NoGrade("only groups")
-
-        def grade_group(self, task: Any, predictions: Any, rollouts: Any) -> list[Any]:
-            return [Grade(value=1.0)] * (len(predictions) - 1)  # one too few: unknown whose is missing
-
-    rubric = Rubric("r", [Criterion(name="a", check=Ranks())])
-    results = rubric.score_group({"question": "q"}, [{"answer": "1"}, {"answer": "2"}])
-    assert all(math.isnan(result.value) for result in results)
-    assert "cannot be assigned" in results[0].feedback
 
 
 def test_an_unknown_field_of_a_judge_is_refused_with_the_known_ones() -> None:

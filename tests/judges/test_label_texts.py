@@ -1,6 +1,5 @@
 """Labels as people's tools write them, and tables with a column per rater."""
 
-import json
 import math
 from decimal import Decimal
 from pathlib import Path
@@ -196,17 +195,6 @@ def test_a_table_with_a_column_per_rater_gives_each_rating(tmp_path: Path, names
     assert found == {"x": list(zip(names, "45", strict=False)), "z": list(zip(names, "112", strict=True))}
     assert items.gaps == 4
     assert all(item.columns == {"user_query": "a question"} for item in items)
-
-
-def test_rows_of_one_rating_name_their_rater_in_other_columns(tmp_path: Path) -> None:
-    rows = [
-        {"output": "x", "annotator_id": at, "label": label}
-        for at, label in ((1, "yes"), (2, "n/a"), (3, None), (4, "No"))
-    ]
-    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (item,) = items = load_labels(str(tmp_path / "l.jsonl"), labels=("no", "yes"))
-    assert [(rating.rater, rating.label) for rating in item.ratings] == [("1", "yes"), ("4", "no")]
-    assert items.gaps == 2
 
 
 def test_ids_beside_a_gap_are_the_same_as_without_one() -> None:

@@ -1,6 +1,5 @@
 """A judge whose model puts little probability on the words of the scale is asked for letters."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,9 @@ import pytest
 from labelled_items import labels_file
 
 import assay
-from assay.api.judge.score import score_rows
+from assay.commands.judge_score import score_rows
 from assay.errors import ModelError
 from assay.judges import PairwiseJudge, PointwiseJudge, resolver
-from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import scripted_lm
 
@@ -92,7 +90,7 @@ def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> 
     report = score_rows(
         judge, data=labels_file(tmp_path), lm=counted(knows_letters, calls), store=tmp_path / "s.db"
     )  # fmt: skip
-    assert report["verdicts"] == {"no": 30, "yes": 30}
+    assert report.verdicts == {"no": 30, "yes": 30}
     assert calls.count(False) == 1
     assert judge.config["style"] == "letters"
 
@@ -119,12 +117,3 @@ def test_a_compile_ends_where_no_reading_gives_a_verdict(tmp_path: Path) -> None
             PointwiseJudge(GOOD), labels=labels_file(tmp_path), store=tmp_path / "s.db", out=tmp_path / "judge",
             lm=scripted_lm(lambda request: {"The": 1.0}, logprobs=True),
         )  # fmt: skip
-
-
-@pytest.mark.model
-def test_the_embedded_model_gives_every_verdict_of_a_scale_of_words() -> None:
-    rubric = Rubric("r", [Criterion(name="right", judge=JudgeSpec(text="Is the output a right answer to the input?"))])
-    rubric = rubric.with_resolver(resolver(get_lm("embedded/smollm2-135m")))
-    answers = ("Paris", "I do not know.", "", "Lyon, Berlin or Rome", "The capital is Paris.", "4")
-    results = [rubric.score({"question": "Capital of France?"}, {"answer": answer, "note": "n"}) for answer in answers]
-    assert not any(math.isnan(result.value) for result in results)

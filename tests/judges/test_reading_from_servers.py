@@ -14,8 +14,7 @@ from assay.errors import ConfigError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.deciding import JudgeDecider
 from assay.judges.loading import load_judge
-from assay.judges.questions import one_of
-from assay.judges.reading import EMPTY, fenced, fenced_text, scale_masses
+from assay.judges.reading import scale_masses
 from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import scripted_lm
@@ -137,74 +136,6 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
     assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
 
 
-@pytest.mark.parametrize(
-    "top", [None, {}, {"<think>": 0.99, "yes": 0.005}], ids=["none", "no alternatives", "a thinking model"]
-)
-def test_auto_reads_the_written_verdict_if_probabilities_are_uninformative(
-    serve: Any, top: dict[str, float] | None
-) -> None:
-    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        result = completion("yes" if body.get("logprobs") else '{"verdict": "yes"}', top or {"yes": 1.0})
-        if body.get("logprobs") and not top:
-            result["choices"][0]["logprobs"] = (
-                None if top is None else {"content": [{"token": "yes", "logprob": 0.0, "top_logprobs": []}]}
-            )
-        return 200, result
-
-    url, requests = serve(answer)
-    with dspy.context(lm=get_lm("openai/m", api_base=url, api_key="x", num_retries=0)):
-        judge = PointwiseJudge(GOOD)
-        assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["yes"] * 3
-    assert sum(bool(body.get("logprobs")) for body in requests) == 1, "asked for them once, not with every verdict"
-
-
-def remembering(requests: list[str], answer: Any) -> Callable[[Any], Any]:
-    def script(request: Any) -> Any:
-        requests.append(str(request.messages[-1].text))
-        return answer
-
-    return script
-
-
-def prompts_of(judge: PointwiseJudge, **settings: Any) -> list[str]:
-    requests: list[str] = []
-    judged(judge, remembering(requests, {"yes": 0.9, "no": 0.1}), **settings)
-    return requests
-
-
-def test_an_empty_output_is_in_the_prompt_and_an_absent_one_is_not() -> None:
-    assert prompts_of(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
-    assert prompts_of(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
-    assert prompts_of(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], (
-        "who writes so is quoted"
-    )
-    assert prompts_of(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
-    assert (fenced_text(None), fenced_text(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
-    assert one_of({"answer": "", "why": None}) == ""
-
-
-def test_a_rubric_passes_an_empty_answer_to_its_judge() -> None:
-    requests: list[str] = []
-    lm = scripted_lm(remembering(requests, {"yes": 0.1, "no": 0.9}), logprobs=True)
-    rubric = Rubric("r", [Criterion(name="good", judge=GOOD)]).with_resolver(
-        lambda c: JudgeDecider(PointwiseJudge(GOOD), lm)
-    )
-    result = rubric.score({"question": "q", "answer": ""}, {"answer": ""})
-    assert result.value == pytest.approx(0.1)
-    assert requests[0].endswith("output: (empty)")
-
-
-def test_auto_reads_written_verdicts_after_the_first_answer_without_probabilities() -> None:
-    lm = scripted_lm(lambda request: '{"verdict": "yes"}', logprobs=True)
-    judge = PointwiseJudge(GOOD)
-    with dspy.context(lm=lm):
-        verdict = [judge(task_input="q", output=str(n)).verdict for n in range(13)]
-    assert verdict == ["yes"] * 13
-    assert lm.scripted.calls == 14, "one answer without probabilities was enough"
-    with pytest.raises(NoGrade, match="without token probabilities"):
-        judged(PointwiseJudge(GOOD, reading="probabilities"), lambda request: "yes")
-
-
 def test_a_single_word_is_a_written_verdict() -> None:
     assert judged(PointwiseJudge(GOOD), lambda request: "Yes.", logprobs=False).verdict == "yes"
     with pytest.raises(NoGrade):
@@ -273,18 +204,3 @@ def test_a_judge_is_read_from_a_decision_models_probabilities() -> None:
     state, questions = client.requests[0]
     assert state["inputs"] == {"task_input": '"q"', "output": '"x"'}
     assert questions["verdict"]["criteria"] == {"no": None, "yes": None}
-
-
-def test_dspys_own_predictor_sends_the_same_question_to_a_decision_model() -> None:
-    judge_client, dspy_client = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
-    from dspy.experimental import Choice
-
-    with dspy.context(lm=judge_client):
-        PointwiseJudge(GOOD)(task_input="q", output="x")
-    fields = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
-    verdict = (Choice[("no", ""), ("yes", "")], dspy.OutputField(desc="Is it good?"))
-    with dspy.context(lm=dspy_client):
-        dspy.Predict(dspy.Signature({**fields, "verdict": verdict}, "Is it good?"))(task_input="q", output="x")
-    assert judge_client.requests[0][1]["verdict"].keys() == dspy_client.requests[0][1]["verdict"].keys()
-    assert judge_client.requests[0][0].keys() == dspy_client.requests[0][0].keys()
-    assert judge_client.requests[0][1]["verdict"]["criteria"] == dspy_client.requests[0][1]["verdict"]["criteria"]

@@ -1,6 +1,5 @@
 """What a judge sees of a task's inputs, the program's outputs and the expected values."""
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.score import score_rows
 from assay.commands.judge import Label
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_score import score_rows
 from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, RubricError
-from assay.judges import Jury, PairwiseJudge, PointwiseJudge, load_labels, resolver
-from assay.rubrics import Criterion, JudgeSpec, Rubric, load_rubric
+from assay.judges import PointwiseJudge, load_labels, resolver
+from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 
@@ -44,19 +43,6 @@ def scored(spec: JudgeSpec, task: Any, prediction: Any, script: Any = compares, 
     lm = scripted_lm(lambda request: requests.append(request) or script(request), logprobs=True)
     rubric = Rubric("r", [Criterion(name="right", judge=spec)], resolver=resolver(lm), **options)
     return rubric.score(task, prediction), requests
-
-
-def test_a_judge_is_shown_the_expected_value_next_to_the_output_of_the_same_name(tmp_path: Path) -> None:
-    inside = 'judge: {text: "Same?", shows: [input.question, output.answer, expected.answer]}'
-    beside = 'judge: "Same?", shows: [input.question, output.answer, expected.answer]'
-    for text in (inside, beside):
-        file = tmp_path / "r.yaml"
-        file.write_text(f"name: r\ncriteria:\n  - {{name: right, {text}}}\n")
-        (criterion,) = load_rubric(file).criteria
-        assert scored(criterion.judge, TASK, {"answer": "42"})[0].value > 0.9
-        result, (request,) = scored(criterion.judge, TASK, {"answer": "999"})
-        assert result.value < 0.1
-        assert [shown(request, name) for name in SHOWS] == ["6 * 7?", "999", "42"]
 
 
 @pytest.mark.parametrize("expected", [{}, {"answer": None}, {"answer": math.nan}, {"other": "42"}])
@@ -127,27 +113,6 @@ def test_one_rating_of_all_criteria_shows_what_each_of_them_shows() -> None:
     assert [shown(requests[0], name) for name in names] == ["6 * 7?", "999", "42", "6 * 7?", "999"]
 
 
-def test_juries_and_pairs_are_shown_the_expected_value(tmp_path: Path) -> None:
-    (tmp_path / "judge.yaml").write_text("text: Same?\nshows: [input.question, output.answer, expected.answer]\n")
-    (tmp_path / "jury.yaml").write_text("jury: {members: [judge.yaml, judge.yaml]}\n")
-    for use in ("judge.yaml", "jury.yaml"):
-        spec = JudgeSpec(use=str(tmp_path / use))
-        assert scored(spec, TASK, {"answer": "999"})[0].value < 0.1
-        assert scored(spec, TASK, {"answer": "42"})[0].value > 0.9
-    assert Jury([PointwiseJudge(SAME), PointwiseJudge("Good?")]).shows == (*SHOWS, "task_input", "output")
-
-    def closer(request: Any) -> dict[str, float]:
-        first = shown(request, "output_a") == shown(request, "expected.answer")
-        return {"a": 0.9, "b": 0.1} if first else {"a": 0.1, "b": 0.9}
-
-    pairs = PairwiseJudge("Which is right?", shows=["input.question", "expected.answer", "output_a", "output_b"])
-    lm = scripted_lm(closer, logprobs=True)
-    better = Criterion(name="better", judge=JudgeSpec(use="pairs"))
-    rubric = Rubric("r", [better], resolver=resolver(lm, lambda _: pairs))
-    wrong, right = rubric.score_group(TASK, [{"answer": "999"}, {"answer": "42"}])
-    assert right.value > wrong.value
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -165,16 +130,6 @@ def test_labels_name_the_origins_as_the_judge_does(tmp_path: Path, row: dict[str
     assert item.columns == {"note": "n"}
 
 
-def test_a_column_that_may_be_the_output_or_the_expected_value_is_neither(tmp_path: Path) -> None:
-    row = {"question": "q", "answer": "999", "output": "999"}
-    (tmp_path / "data.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ConfigError):
-        score_rows(
-            PointwiseJudge(SAME), data=str(tmp_path / "data.jsonl"), lm=scripted_lm(compares, logprobs=True),
-            store=tmp_path / "s.db",
-        )  # fmt: skip
-
-
 def test_scores_labels_and_audits_show_the_expected_value(tmp_path: Path) -> None:
     judge, store = PointwiseJudge(SAME), tmp_path / "s.db"
     rows = [{"question": "q", "output": answer, "expected": "42"} for answer in ("42", "999")]
@@ -182,7 +137,7 @@ def test_scores_labels_and_audits_show_the_expected_value(tmp_path: Path) -> Non
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     lm = scripted_lm(compares, logprobs=True)
     report = score_rows(judge, data=str(tmp_path / "data.jsonl"), lm=lm, store=store)
-    assert (report["verdicts"], report["unscored"]) == ({"no": 1, "yes": 1}, 1)
+    assert (report.verdicts, report.unscored) == ({"no": 1, "yes": 1}, 1)
 
     with Store(store) as opened:
         done = Rollout(inputs=TASK["inputs"], expected=TASK["expected"], prediction={"answer": "999"}, status="done")
@@ -197,7 +152,7 @@ def test_scores_labels_and_audits_show_the_expected_value(tmp_path: Path) -> Non
         return {"yes": 0.9, "no": 0.1} if right else {"yes": 0.1, "no": 0.9}
 
     audited = audit_judge(judge, lm=scripted_lm(knows, logprobs=True), store=store)
-    assert audited["attacks"]["tells good from bad"]["right"] == 8
+    assert audited.attacks["tells good from bad"]["right"] == 8
 
 
 def test_stored_rollouts_are_scored_again_with_their_expected_values(tmp_path: Path) -> None:
@@ -212,23 +167,6 @@ def test_stored_rollouts_are_scored_again_with_their_expected_values(tmp_path: P
         scores = {r.prediction["answer"]: r.score for r in opened.rollouts() if r.source == "program" and r.prediction}
     assert scores["42"] > 0.9
     assert scores["999"] < 0.1
-
-
-def test_a_reward_for_training_shows_the_expected_column() -> None:
-    rubric = Rubric("r", [Criterion(name="right", judge=SAME)], resolver=resolver(scripted_lm(compares, logprobs=True)))
-    flat = rubric.score({"question": "6 * 7?", "answer": "42"}, {"answer": "999"})
-    assert flat.value < 0.1
-    asked = JudgeSpec(text="Same?", shows=("output.answer", "expected.reference"))
-    named = Rubric(
-        "r",
-        [Criterion(name="right", judge=asked)],
-        resolver=resolver(scripted_lm(lambda r: {"yes": 1.0}, logprobs=True)),
-    )
-    assert named.score({"question": "6 * 7?", "reference": "42"}, {"answer": "999"}).scored
-    reward = rubric.trl_reward(answer="answer", question="question")
-    values = asyncio.run(reward(["6 * 7?"] * 2, ["42", "999"], answer=["42", "42"]))
-    assert values[0] > 0.9
-    assert values[1] < 0.1
 
 
 def test_a_rubric_that_shows_nothing_new_keeps_its_version() -> None:

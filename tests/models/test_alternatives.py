@@ -16,7 +16,7 @@ from dspy.lm15 import TokenLogprob, TopLogprob
 from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session, evaluate
 from assay.models import Call, Meter, ResponseCache
-from assay.models.alternatives import pruned_reply, value_tokens
+from assay.models.alternatives import pruned_reply
 from assay.models.cache import CacheError
 from assay.models.lm import with_recording
 from assay.models.scope import alternatives_of
@@ -49,35 +49,6 @@ def spelled_lm(engine: Any, **recording: Any) -> Any:
     return with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), **recording)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "value"),
-    [
-        (WRITTEN, ["search", "_", "db", '"']),
-        (["thought", ": so\n", "action", ":", " search", "_db", "\n", "more"], [" search", "_db", "\n"]),
-        (["[[ ## action ## ]]", "\n", "search", "_db", "\n\n", "[[ ## completed ## ]]"], ["search", "_db", "\n\n"]),
-        (['{"action": "a', 'nswer"}'], ['{"action": "a', 'nswer"}']),
-        (["no", " field"], []),
-    ],
-)
-def test_the_tokens_of_a_fields_value_are_found(tokens: list[str], value: list[str]) -> None:
-    assert [tokens[index] for index in value_tokens(tokens, "action")] == value
-
-
-def test_only_likely_alternatives_of_the_field_that_is_read_are_kept() -> None:
-    engine = Spelled(WRITTEN, {"a": 0.5, "b": 0.3, "c": 5e-5})
-    lm = spelled_lm(engine)
-    with alternatives_of("action"):
-        [answer] = lm("hello", logprobs=True, top_logprobs=20)
-    selected = {
-        token["token"]: len(token["top_logprobs"]) for token in answer["logprobs"]["content"] if token["top_logprobs"]
-    }
-    assert selected == {"search": 2, "_": 2, "db": 2, '"': 2}
-    [answer] = lm("hello", logprobs=True, top_logprobs=20)
-    assert {len(token["top_logprobs"]) for token in answer["logprobs"]["content"]} == {
-        2
-    }  # no field is named: those of all tokens are kept
-
-
 def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
     def reply() -> dict[str, Any]:
         content = [
@@ -103,19 +74,6 @@ def test_the_cache_key_contains_the_field_whose_alternatives_are_kept() -> None:
         with scope:
             lm("hello", logprobs=True, top_logprobs=20)
     assert [call.cached for call in calls] == [False, False, True, True]
-
-
-def test_the_cache_is_compressed_and_keyed_by_rowid(tmp_path: Path) -> None:
-    cache = ResponseCache(tmp_path / "c.db")
-    keys = [ResponseCache.key({"n": number}, weights="", adapters=(), sample=None) for number in range(50)]
-    for key in keys:
-        cache.put(key, {"response": {"text": "the same words " * 100}, "lone": "\ud800"})
-    assert all(cache.get(key) == {"response": {"text": "the same words " * 100}, "lone": "\ud800"} for key in keys)
-    db = sqlite3.connect(tmp_path / "c.db")
-    assert db.execute("SELECT max(length(answer)) FROM answers").fetchone()[0] < 150  # of 1,550 characters
-    plan = db.execute("EXPLAIN QUERY PLAN SELECT answer FROM answers WHERE id = 1 AND key = 'a'").fetchall()
-    db.close()
-    assert "USING INTEGER PRIMARY KEY (rowid=?)" in plan[0][3]
 
 
 def test_a_cache_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

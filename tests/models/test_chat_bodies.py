@@ -42,24 +42,6 @@ def test_a_body_is_read_as_the_request(
 
 
 @pytest.mark.parametrize(
-    ("message", "row"),
-    [
-        (Message.user([lm15.DataPart({"é": 1})]), {"role": "user", "content": '{"é":1}'}),
-        (
-            Message.assistant([lm15.ThinkingPart("hm"), lm15.TextPart("4")]),
-            {"role": "assistant", "content": "hm\n4"},
-        ),
-        (
-            Message(role="tool", parts=(lm15.ToolResultPart("1", (lm15.TextPart("no"),), is_error=True),)),
-            {"role": "tool", "tool_call_id": "1", "content": "[error] no"},
-        ),
-    ],
-)
-def test_what_the_api_has_no_field_for_is_text(message: Message, row: dict[str, Any]) -> None:
-    assert chat_body(Request(model="m", messages=(message,)))["messages"] == [row]
-
-
-@pytest.mark.parametrize(
     "part", [lm15.AudioPart(data="aGk="), lm15.DocumentPart(url="http://x"), lm15.ImagePart(file_id="f")]
 )
 def test_media_that_the_api_does_not_take_are_refused(part: Any) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from dspy import lm15
 from dspy.lm15 import Message, Request, Response
+from dspy_internals import serializer
 
 from assay.models.codec import request_to_dict, response_from_dict, response_to_dict
-from assay.models.dspy_seam import serializer
 
 _STATE = (lm15.ContinuationState("openai", "opaque", {}), lm15.ContinuationState("a", "b", {"x": [1]}))
 _PARTS = (

@@ -195,7 +195,7 @@ def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(embedd
     calls: list[Call] = []
     lm = get_lm(name, api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[calls.append], seed=0)
     with dspy.context(lm=lm):
-        steps = MathQA(AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(
+        steps = MathQA(parameters=AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(
             question="What is 12 + 30?"
         ).steps
     assert all(call.constrained for call in calls)

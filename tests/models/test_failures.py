@@ -22,14 +22,15 @@ from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.models.calls import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
+from assay.models.calls import failure_of_call, failure_of_program
 from assay.programs.tool_agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
 from assay.rubrics.scoring import set_failure
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
-from assay.traces.export.selection import Selection, read_groups
+from assay.traces.export.selection import read_groups
+from assay.traces.export.settings import Selection
 
 REQUEST = httpx.Request("POST", "http://x/v1")
 
@@ -80,19 +81,6 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 )
 def test_the_failure_kind_follows_from_the_exception_class(error: BaseException, of_call: str, of_program: str) -> None:
     assert (failure_of_call(error), failure_of_program(error)) == (of_call, of_program)
-
-
-def test_a_server_failure_is_not_the_programs_own() -> None:
-    assert {kind for kind in FailureKind if not is_agent_failure(kind)} == {
-        "model",
-        "timeout",
-        "cap",
-        "check",
-        "judge",
-        "environment",
-        "sandbox",
-        "record",
-    }
 
 
 def answer(request: object) -> str:
@@ -260,58 +248,9 @@ def test_a_program_that_answers_despite_a_failed_call_is_scored() -> None:
     assert (results.status, results.score, results.failure) == ("done", 1.0, None)
 
 
-def test_a_failed_call_that_was_retried_successfully_does_not_excuse_the_program() -> None:
-    class Call:
-        def __init__(self, began: float, failure: FailureKind | None = None) -> None:
-            self.started_at, self.latency_ms, self.failure, self.error = (
-                began,
-                1000.0,
-                failure,
-                "x" if failure else None,
-            )
-
-    model, context = FailureKind.MODEL, FailureKind.CONTEXT
-    assert unanswered([Call(1, model)]) is model
-    assert unanswered([Call(1, model), Call(3)]) is None, "retried and answered"
-    assert unanswered([Call(1, model), Call(1.5)]) is model, "concurrent calls"
-    assert unanswered([Call(1), Call(3, context)]) is None, "too long a prompt is the program's own failure"
-    assert failure_of_run(KeyError("x"), [Call(1, model), Call(3)]) is FailureKind.AGENT
-
-
-def test_a_failed_connection_of_a_tool_is_the_agents_failure() -> None:
-    def act(result: Any) -> Any:
-        return dspy.Tool(raising(ConnectionError("no such host")), name="look")()
-
-    recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
-    session = Session(
-        lm=scripted_lm(answer, observers=[recorder.observe]),
-        rubric=Rubric("r", [Criterion(name="c", check=always)]),
-        recorder=recorder,
-        meter=Meter(),
-        program_name="p",
-    )
-    session.register([task], "train")
-    with session.context():
-        result = RecordedProgram(Program(act), session).run(task).rollout
-    assert (result.status, result.score) == ("failed", 0.0)
-
-
 def test_a_cap_inside_a_task_group_stops_the_run() -> None:
     with pytest.raises(BudgetExceeded):
         scored("grouped", raising(BudgetExceeded("no calls left")))
-
-
-def test_a_tool_that_raises_marks_the_call_before_it(tmp_path: Path) -> None:
-    def act(result: Any) -> Any:
-        try:
-            dspy.Tool(raising(KeyError("no")), name="look")()
-        except KeyError:
-            pass
-        return result
-
-    with Store(tmp_path / "s.db") as store:
-        rollout = ran(store, act=act)
-    assert (rollout.status, rollout.failure, rollout.transitions[0].failure) == ("done", None, "tool")
 
 
 def test_a_rollout_stopped_by_a_cap_has_that_failure_kind() -> None:

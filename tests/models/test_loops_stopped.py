@@ -9,8 +9,6 @@ from dspy import lm15
 
 from assay.errors import ConfigError, FailureKind, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
-from assay.models.calls import failure_of_program, is_agent_failure
-from assay.models.scope import looping_answers_as_text
 from assay.programs.tool_agent import ToolAgent
 from assay.testing.fakes import scripted_lm
 
@@ -46,18 +44,6 @@ def looping(text: str, **recording: Any) -> Any:
     return lm
 
 
-def test_an_answer_that_its_limit_cut_in_a_loop_is_a_failure_with_text_and_price() -> None:
-    calls: list[Call] = []
-    lm = looping(LOOP, observers=[calls.append])
-    with pytest.raises(LoopStopped, match=r"itself \(copies, from word 6 on\) and ended after 300 tokens") as stopped:
-        lm("add")
-    assert stopped.value.text == LOOP
-    (call,) = calls  # a loop is not retried
-    assert (call.failure, call.output, call.completion_tokens, call.cost_usd) == (FailureKind.LOOP, LOOP, 300, 0.5)
-    assert failure_of_program(stopped.value) is FailureKind.LOOP
-    assert is_agent_failure(FailureKind.LOOP)
-
-
 def test_a_call_that_ends_in_a_loop_fails_in_async_calls_too() -> None:
     with pytest.raises(LoopStopped):
         asyncio.run(looping(LOOP).acall("add"))
@@ -85,18 +71,6 @@ def test_a_cached_loop_fails_again_without_a_call(tmp_path: Any) -> None:
     assert lm.scripted.calls == 1
     assert [call.cached for call in calls] == [False, True]
     assert {call.failure for call in calls} == {FailureKind.LOOP}
-
-
-def test_a_loop_is_a_text_where_prompts_are_proposed_and_is_recorded_as_a_loop(tmp_path: Any) -> None:
-    calls: list[Call] = []
-    lm = looping(LOOP, cache=ResponseCache(tmp_path / "c"), observers=[calls.append])
-    with looping_answers_as_text():
-        assert [lm("add"), lm("add")] == [[LOOP], [LOOP]]
-        with looping_answers_as_text(False), pytest.raises(LoopStopped):
-            lm("add")
-    assert [(call.failure, call.cached) for call in calls] == [
-        (FailureKind.LOOP, cached) for cached in (False, True, True)
-    ]
 
 
 def test_hosted_models_cannot_be_stopped() -> None:

@@ -16,9 +16,9 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.api.serve import serve
 from assay.cli.main import group
 from assay.commands.scoring import score_rollouts
+from assay.commands.serve import serve
 from assay.errors import ConfigError
 from assay.evaluation.progress import SilentProgress
 from assay.models import Call, Meter, get_lm, with_recording

@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 import assay
+from assay.commands.compile import Compile
 from assay.errors import ConfigError
 from assay.models.hosted import no_redirects
 from assay.models.roles import Endpoint
-from assay.runs.settings import CompileSettings
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
@@ -138,9 +138,9 @@ def test_an_address_with_a_user_or_password_is_refused_without_repeating_it(addr
         lambda: Endpoint().role(address, None),
         lambda: assay.get_lm("openai/m", api_base=address, api_key="k"),
         lambda: assay.get_lm("openai/m", base_url=address, api_key="k"),
-        lambda: CompileSettings(**job, api_base=address),
-        lambda: CompileSettings(**job, judge_api_base=address),
-        lambda: CompileSettings(**job, reflection_api_base=address),
+        lambda: Compile(**job, api_base=address),
+        lambda: Compile(**job, judge_api_base=address),
+        lambda: Compile(**job, reflection_api_base=address),
         lambda: upstream_of("m", base=address if "://" in address else f"http://{address}"),
     ):
         with pytest.raises(ConfigError, match="no user or password") as caught:
@@ -150,11 +150,11 @@ def test_an_address_with_a_user_or_password_is_refused_without_repeating_it(addr
 
 def test_an_address_may_have_an_at_sign_after_the_host() -> None:
     for address in ("http://host/v1/@team", "http://host?user=a@b", None):
-        settings = CompileSettings(program="p", rubric="r", data="d", judge_api_base=address)
+        settings = Compile(program="p", rubric="r", data="d", judge_api_base=address)
         assert settings.judge_api_base == address
 
 
 def test_a_refused_address_names_the_flag_and_where_the_key_goes() -> None:
     with pytest.raises(ConfigError, match="judge_api_key_env") as caught:
-        CompileSettings(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
+        Compile(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
     assert caught.value.flag == "--judge-api-base"

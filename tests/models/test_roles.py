@@ -8,6 +8,7 @@ import dspy
 import pytest
 
 import assay
+from assay.commands.compile import Compile
 from assay.errors import ConfigError, ModelError
 from assay.models import get_lm
 from assay.models.embedded import with_tool_calls
@@ -15,7 +16,6 @@ from assay.models.registry import find_model, read_metadata
 from assay.models.roles import Endpoint, is_local
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.opening import client_of
-from assay.runs.settings import CompileSettings
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 
@@ -46,19 +46,6 @@ def test_local_addresses_are_recognised(address: str, local: bool) -> None:
     assert is_local(address) is local
 
 
-def test_roles_use_the_programs_address_and_key_unless_they_have_their_own(monkeypatch: Any) -> None:
-    for name, key in KEYS.items():
-        monkeypatch.setenv(name, key)
-    main = Endpoint("http://one/v1", "MAIN_KEY")
-    assert main.role(None, None).client("openai/x") == {"api_base": "http://one/v1", "api_key": "sk-main-4711"}
-    assert main.role(None, "JUDGE_KEY").client("openai/x") == {"api_base": "http://one/v1", "api_key": "sk-judge-4712"}
-    assert main.role("http://two/v1", None).client("openai/x") == {
-        "api_base": "http://two/v1"
-    }  # another server does not get this one's key
-    assert main.role("provider", None).client("anthropic/x") == {}
-    assert main.role(None, None).client("embedded/smollm2-135m") == {}
-
-
 def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it(monkeypatch: Any) -> None:
     monkeypatch.delenv("NO_SUCH", raising=False)
     with pytest.raises(ConfigError, match="NO_SUCH, which is not set"):
@@ -71,7 +58,7 @@ def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it
 def test_the_setting_that_names_an_unset_variable_is_the_one_of_its_role(monkeypatch: Any) -> None:
     monkeypatch.delenv("NO_SUCH", raising=False)
     monkeypatch.setenv("MAIN_KEY", KEYS["MAIN_KEY"])
-    config = CompileSettings(program="p", rubric="r", data="d", api_key_env="MAIN_KEY", judge_api_key_env="NO_SUCH")
+    config = Compile(program="p", rubric="r", data="d", api_key_env="MAIN_KEY", judge_api_key_env="NO_SUCH")
     with pytest.raises(ConfigError, match=r"^judge_api_key_env names the environment variable NO_SUCH"):
         client_of(config, "judge", "openai/x")
     assert client_of(config, "reflection", "openai/x") == {"api_key": KEYS["MAIN_KEY"]}
@@ -104,25 +91,10 @@ def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Pa
     assert not [key for key in KEYS.values() if key.encode() in text]
 
 
-def test_a_local_server_needs_no_key_and_serves_the_judge_too(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    (tmp_path / "r.yaml").write_text(RUBRIC)
-    (tmp_path / "j.yaml").write_text(JUDGE)
-    upstream = ScriptedUpstream()
-    with served(upstream.app()) as address:
-        report = assay.evaluate(
-            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), model="openai/m",
-            judge_model="openai/j",
-            api_base=f"{address}/v1", prompt_format="json",
-        )  # fmt: skip
-    assert report.to_dict()["result"]["failed"] == 0
-    assert upstream.calls >= 4  # two tasks, each answered and judged
-
-
 def test_unused_settings_do_not_change_a_jobs_key() -> None:
-    config = CompileSettings(program="p", rubric="r", data="d")
-    assert config.key == CompileSettings(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
-    assert config.key != CompileSettings(program="p", rubric="r", data="d", judge_api_base="http://one").key
+    config = Compile(program="p", rubric="r", data="d")
+    assert config.key == Compile(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
+    assert config.key != Compile(program="p", rubric="r", data="d", judge_api_base="http://one").key
 
 
 def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ VLLM = {"/v1/models": {"data": [{"id": "q", "owned_by": "vllm"}]}}
 LLAMA = {"/v1/models": {"data": [{"id": "q", "owned_by": "llamacpp"}]}, "/props": {"chat_template": "<think>{{x}}"}}
 LLAMA_PLAIN = {**LLAMA, "/props": {"chat_template": "{{ messages }}"}}
 UNKNOWN = {"/v1/models": {"data": [{"id": "q", "owned_by": "somebody"}]}}
-MESSAGE = {"role": "assistant", "content": "5", "reasoning_content": "2+3"}
 CHAT = {
     "id": "1",
     "object": "chat.completion",
@@ -102,17 +101,6 @@ def sent(name: str, thinking: Any, pages: dict[str, Any], path: str = "/v1") -> 
         return place.bodies[-1], calls[-1]
 
 
-@pytest.mark.parametrize("name", ["openai/q", "hosted_vllm/q"])
-@pytest.mark.parametrize(("thinking", "tokens"), [(64, 64), ("low", 2048), (10**6, 10**6)])
-def test_vllm_gets_its_budget_field(name: str, thinking: Any, tokens: int) -> None:
-    body, call = sent(name, thinking, VLLM)
-    assert body["thinking_token_budget"] == tokens
-    assert "chat_template_kwargs" not in body
-    assert call.thinking_tokens == 7  # recorded apart, as part of the completion tokens
-    assert call.completion_tokens == 9
-    assert budget_of(call.request) == tokens
-
-
 def test_off_is_sent_to_vllm_as_no_tokens_and_to_the_template() -> None:
     body, call = sent("openai/q", "off", VLLM)
     assert (body["thinking_token_budget"], body["chat_template_kwargs"]) == (0, {"enable_thinking": False})
@@ -168,11 +156,10 @@ def test_a_provider_without_a_token_budget_names_the_effort_words() -> None:
         get_lm("openai/gpt-4o", api_key="k", num_retries=0)("hello", thinking="low")
 
 
-@pytest.mark.model
-def test_an_embedded_model_without_thinking_tags_is_refused(embedded: str) -> None:
+def test_an_embedded_model_without_thinking_tags_is_refused(model_name: str) -> None:
     for thinking in (64, "low", "off"):
         with pytest.raises(ConfigError, match="no thinking tags"):
-            get_lm(embedded, thinking=thinking)("hello")
+            get_lm(model_name, thinking=thinking)("hello")
 
 
 def test_a_custom_engine_must_declare_that_it_thinks() -> None:

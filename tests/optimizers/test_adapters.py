@@ -48,12 +48,12 @@ def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) 
     return folder
 
 
-def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tmp_path: Path) -> None:
+def test_adapter_is_stored_served_by_name_and_position_checked(model_name: str, tmp_path: Path) -> None:
     first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
     second = keep_adapter("second", lora(tmp_path / "b", scale=0.1), base="smollm2-135m", after=[first])
     assert [adapter.name for adapter in list_adapters()] == ["first", "second"]
-    assert with_adapters(f"{embedded}+first+second")[1] == (first, second)
-    model = get_lm(f"{embedded}+first+second", cache=None)
+    assert with_adapters(f"{model_name}+first+second")[1] == (first, second)
+    model = get_lm(f"{model_name}+first+second", cache=None)
     assert model.engine.backend.adapters == (first.sha256, second.sha256)
     for wrong, message in (
         ("+second", r"was trained as embedded/smollm2-135m\+first\+second"),
@@ -63,7 +63,7 @@ def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tm
         ("+", "^name="),
     ):
         with pytest.raises((ModelError, ConfigError), match=message):
-            get_lm(embedded + wrong)
+            get_lm(model_name + wrong)
     with pytest.raises(ConfigError, match="there is an adapter 'first'"):
         keep_adapter("first", lora(tmp_path / "c"), base="smollm2-135m")
     second.gguf.write_bytes(b"changed")
@@ -72,7 +72,7 @@ def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tm
     stored = json.loads((first.path / "adapter.json").read_text())
     (first.path / "adapter.json").write_text(json.dumps({**stored, "base_sha256": "0" * 64, "base": "embedded/other"}))
     with pytest.raises(ModelError, match="was trained on embedded/other, not on smollm2-135m"):
-        get_lm(f"{embedded}+first")
+        get_lm(f"{model_name}+first")
     (first.path / "adapter.json").write_text(json.dumps({**stored, "format": 9}))
     with pytest.raises(ModelError, match="format 9"):
         find_adapter("first")
@@ -94,20 +94,20 @@ def test_two_merged_models_stay_in_memory_and_others_are_reloaded(embedded: str,
     assert lms[0]("Say a word.") == replies[0]
 
 
-def test_artifact_requires_the_measured_adapters(embedded: str, tmp_path: Path) -> None:
+def test_artifact_requires_the_measured_adapters(model_name: str, tmp_path: Path) -> None:
     first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
-    plain = get_lm(embedded, cache=None)
-    named = get_lm(f"{embedded}+first", cache=None)
-    artifact = Artifact(tmp_path / "artifact", None, {"model": f"{embedded}+first", "adapters": [first.sha256]})
+    plain = get_lm(model_name, cache=None)
+    named = get_lm(f"{model_name}+first", cache=None)
+    artifact = Artifact(tmp_path / "artifact", None, {"model": f"{model_name}+first", "adapters": [first.sha256]})
     check_pinned(artifact, named)
     check_pinned(artifact, plain)  # another model was asked for
     shutil.rmtree(first.path)
     keep_adapter("first", lora(tmp_path / "b", scale=0.1), base="smollm2-135m")
     with pytest.raises(ArtifactError, match="measure it again"):
-        check_pinned(artifact, get_lm(f"{embedded}+first", cache=None))
+        check_pinned(artifact, get_lm(f"{model_name}+first", cache=None))
 
 
-def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(embedded: str, tmp_path: Path) -> None:
+def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(model_name: str, tmp_path: Path) -> None:
     odd = lora(tmp_path / "odd")
     (odd / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True})

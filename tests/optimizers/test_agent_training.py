@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.train import train
 from assay.cli.main import group
+from assay.commands.train import train
 from assay.errors import ConfigError, ProgramFailed
 from assay.programs.foreign.remote import TaskServer, work
 from assay.programs.foreign.runners import runner_of
@@ -164,7 +164,7 @@ def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str)
         assert all(call.token_ids for call in rollout.transitions)
 
 
-def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_loaded(embedded: str) -> None:
+def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_loaded(model_name: str) -> None:
     messages: list[str] = []
 
     class Progress(assay.evaluation.SilentProgress):  # type: ignore[misc]
@@ -173,58 +173,58 @@ def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_l
 
     with pytest.raises(ConfigError, match="without calling the model at its base URL"):
         train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, progress=Progress(),
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name, progress=Progress(),
             **SMALL,
         )  # fmt: skip
     assert not [text for text in messages if text.startswith("loading")]
 
 
-def test_a_command_that_fails_is_shown_by_its_last_words(embedded: str) -> None:
+def test_a_command_that_fails_is_shown_by_its_last_words(model_name: str) -> None:
     agent = f"{sys.executable} -S -c \"raise SystemExit('no config file')\""
     with pytest.raises(ProgramFailed) as raised:
-        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
+        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=model_name, **SMALL)
     assert "it said: 'no config file'. Correct the agent." in str(raised.value)
     assert "Traceback" not in str(raised.value)
 
 
-def test_a_command_that_is_killed_at_the_preflight_is_shown_by_its_last_words(embedded: str) -> None:
+def test_a_command_that_is_killed_at_the_preflight_is_shown_by_its_last_words(model_name: str) -> None:
     code = "import os; os.write(2, b'no memory'); os.kill(os.getpid(), 9)"
     with pytest.raises(ProgramFailed) as raised:
         train(
-            agent=f'{sys.executable} -S -c "{code}"', rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL
+            agent=f'{sys.executable} -S -c "{code}"', rubric=rubric(), data=DATA, name="mine", model=model_name, **SMALL
         )
     assert "was killed by SIGKILL; it said: 'no memory'. Correct the agent, or the machine" in str(raised.value)
     assert "Traceback" not in str(raised.value)
 
 
-def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(embedded: str) -> None:
+def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(model_name: str) -> None:
     agent = f'{sys.executable} -S -c "import time; time.sleep(600)"'
     with pytest.raises(ProgramFailed, match=r"took longer than the limit of 0\.2 s"):
-        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=embedded, rollout_timeout_s=0.2, **SMALL)
+        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=model_name, rollout_timeout_s=0.2, **SMALL)
 
 
-def test_settings_of_an_agent_are_refused_for_a_program(embedded: str) -> None:
+def test_settings_of_an_agent_are_refused_for_a_program(model_name: str) -> None:
     with pytest.raises(ConfigError, match="agent_model, agent_key and agent_listen would have no effect"):
-        train("math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_model="gpt-5", **SMALL)
+        train("math_qa", rubric=rubric(), data=DATA, name="mine", model=model_name, agent_model="gpt-5", **SMALL)
     with pytest.raises(ConfigError, match="agent_listen would have no effect"):
         train(
-            "math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_listen="127.0.0.1:8330", **SMALL
+            "math_qa", rubric=rubric(), data=DATA, name="mine", model=model_name, agent_listen="127.0.0.1:8330", **SMALL
         )
     with pytest.raises(ConfigError, match="prompt_format='lean' would have no effect: an agent writes"):
         train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, prompt_format="lean",
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name, prompt_format="lean",
             **SMALL,
         )  # fmt: skip
     with pytest.raises(ConfigError, match="either a program or an agent"):
-        train("math_qa", agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
+        train("math_qa", agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=model_name, **SMALL)
     with pytest.raises(ConfigError, match="reachable from other machines"):
         train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded,
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name,
             agent_listen="0.0.0.0:0", **SMALL,
         )  # fmt: skip
     with pytest.raises(ConfigError, match="must be HOST:PORT"):
         train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_listen="8000",
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name, agent_listen="8000",
             **SMALL,
         )  # fmt: skip
 

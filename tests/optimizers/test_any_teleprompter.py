@@ -214,16 +214,6 @@ def test_another_structure_is_a_named_failure_and_the_program_is_kept(place: Pat
     assert assay.load(data["artifact"]) is not None
 
 
-def test_an_error_of_ones_own_optimizer_keeps_the_best_program_so_far(place: Path) -> None:
-    def failing(student: Any) -> Any:
-        dspy.Evaluate(devset=[dspy.Example(**row).with_inputs("question") for row in ROWS[:4]], metric=right)(student)
-        print("printed by the optimizer")
-        raise KeyError("lost")
-
-    data = compiled(Own(failing)).to_dict()
-    assert "KeyError" in data["failed"]
-
-
 def test_an_optimizer_that_ends_the_process_has_failed(place: Path) -> None:
     def ending(student: Any) -> Any:
         raise SystemExit(3)
@@ -244,23 +234,6 @@ def test_batches_of_dspys_optimizers_fit_the_tasks(place: Path) -> None:
     with pytest.raises(ConfigError, match="num_trials"):
         compiled(mipro, lm)
     assert lm.scripted.calls == sent
-
-
-def test_a_given_metric_stays_and_a_missing_one_is_the_rubric(place: Path) -> None:
-    seen: list[Any] = []
-
-    class Seeing(Own):
-        def compile(self, student: Any, trainset: Any) -> Any:
-            seen.append(self.metric)
-            return taught(student)
-
-    kept, filled = Seeing(metric=right), Seeing()
-    notes = compiled(kept, gate=False, test=False).to_dict()["notes"]
-    compiled(filled, gate=False, test=False)
-    assert seen[0] is right
-    assert seen[1].rubric.name == "r"
-    assert filled.metric is None  # the user's object is as it was
-    assert any("right" in note and "metric of its own" in note for note in notes)
 
 
 def dspys(name: str, lm: Any) -> Any:
@@ -334,18 +307,6 @@ def test_trainset_and_valset_are_the_splits_and_the_others_come_from_what_is_lef
     assert splits["gate"] | splits["test"] == set(keys[16:40])
 
 
-def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Path) -> None:
-    lm = scripted_lm(script)
-    for given in ({"trainset": ROWS[:9], "valset": ROWS[9:]}, {"data": {"train": ROWS[:9], "val": ROWS[9:]}}):
-        with pytest.raises(AssayError, match=r"gate, test.*\b6 rows"):
-            compiled(Own(), lm, **{"data": None, **given})
-    with pytest.raises(ConfigError, match="twice"):
-        compiled(Own(), lm, trainset=ROWS, data={"train": ROWS, "val": ROWS})
-    assert lm.scripted.calls == 0
-    report = compiled(Own(), data=None, trainset=ROWS[:9], valset=ROWS[9:20], gate=False, test=False)
-    assert report.to_dict()["candidates"][1]["val_score"] == 1.0
-
-
 def test_rows_of_named_splits_may_overlap_repeat_or_come_from_generators(place: Path) -> None:
     tasks = [assay.datasets.make_task(row).key for row in ROWS]
     given = {"trainset": iter(ROWS[:12] + ROWS[:4]), "valset": (row for row in ROWS[8:20]), "data": iter(ROWS)}
@@ -378,23 +339,6 @@ def test_splits_have_the_names_of_other_libraries_too(place: Path) -> None:
     data = {"train": ROWS[:10], "validation": ROWS[10:16], "gate": ROWS[16:28], "test": ROWS[28:40]}
     splits = split_questions(compiled(Own(), sizes={}, data=data))
     assert {name: len(keys) for name, keys in splits.items()} == {"train": 10, "val": 6, "gate": 12, "test": 12}
-
-
-@pytest.mark.parametrize(
-    ("function", "keyword", "typed"),
-    [
-        (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
-        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
-        (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
-        (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
-        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
-        (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
-    ],
-)  # fmt: skip
-def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        function(**{keyword: ROWS})
-    assert typed in str(caught.value)
 
 
 def test_the_command_line_takes_splits_as_files(place: Path) -> None:
@@ -594,3 +538,20 @@ def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path,
     with pytest.raises(ConfigError, match="optimizer"):
         compiled(given(), lm)
     assert lm.scripted.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "typed"),
+    [
+        (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
+        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
+        (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
+        (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
+        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
+        (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
+    ],
+)  # fmt: skip
+def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        function(**{keyword: ROWS})
+    assert typed in str(caught.value)

@@ -1,70 +1,14 @@
 """`assay compile`: exploration of tasks that the plain program fails, and demonstrations from it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import dspy
 from compile_scripted import DATA, scripted_session, student_of_examples
 
-import assay
 from assay.datasets import load_splits
 from assay.evaluation import RecordedProgram
-from assay.optimizers.prompts.demonstrations import Demonstration, Exploration, choose, explore, shape
+from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.programs import MathQA
-from assay.rubrics import Criterion, Rubric, checks
-from assay.testing import scripted_lm
-
-
-def test_auto_explores_if_the_data_has_no_labels(tmp_path: Path) -> None:
-    data = tmp_path / "unlabelled.jsonl"
-    data.write_text("".join(json.dumps({"question": f"say {i}"}) + "\n" for i in range(80)))
-    rubric = Rubric(
-        "yes", [Criterion(name="yes", check=checks.one_of, arguments={"values": ["yes"], "field": "answer"})]
-    )
-    report = assay.compile(
-        dspy.Predict("question -> answer"), rubric=rubric, data=str(data),
-        lm=scripted_lm(lambda request: '{"answer": "yes"}'),
-        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, prompt_format="json",
-    )  # fmt: skip
-    assert sum(row["succeeded"] for row in report.outcome.explored) > 0
-
-
-class LooksUp(dspy.Module):
-    """Asks its only predictor with a passage that is in no task."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = dspy.Predict("passage, question -> answer")
-
-    def forward(self, question: str) -> dspy.Prediction:
-        return self.read(passage=f"they {question}", question=question)
-
-
-def test_auto_explores_a_program_that_asks_with_what_it_looked_up(tmp_path: Path) -> None:
-    rows = [{"question": f"say {i}", "answer": "yes"} for i in range(60)]
-    report = assay.compile(
-        LooksUp(), rubric=Rubric("yes", [Criterion(name="yes", check=checks.exact)]), data=rows,
-        lm=scripted_lm(lambda request: '{"answer": "yes"}' if "they say" in str(request) else "no"),
-        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, prompt_format="json",
-        max_search_calls=40,
-    )  # fmt: skip
-    assert sum(row["succeeded"] for row in report.outcome.explored) > 0
-
-
-def test_exploration_raises_temperature_if_nothing_succeeds() -> None:
-    session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
-    session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)
-    with session.context():
-        explore(
-            RecordedProgram(MathQA(), session),
-            load_splits(DATA).train,
-            session,
-            prompt_formats=["json"],
-            target=5,
-            max_calls=300,
-        )
-    assert 1.0 in heats
 
 
 def test_exploration_makes_tool_calls_happen() -> None:
@@ -78,30 +22,6 @@ def test_exploration_makes_tool_calls_happen() -> None:
     assert exploration.teacher.settings["parameters"]["tool_usage_threshold"] == 0
     actions = [output["action"] for d in exploration.demonstrations for name, _, output in d.steps if name == "decide"]
     assert set(actions) == {"calculator", "answer"}
-
-
-def test_exploration_stops_if_no_task_is_hard() -> None:
-    session = scripted_session()
-    with session.context():
-        exploration = explore(
-            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=5
-        )
-    assert not any(d.failures for d in exploration.demonstrations)
-    assert 10 <= len(exploration.demonstrations) < 14  # twice as many as wanted, to the end of a batch
-
-
-def test_prompt_format_that_scored_worse_is_dropped() -> None:
-    def explored(tried: int, succeeded: int) -> Exploration:
-        rows = [
-            {"adapter": "lean", "tried": 12, "succeeded": 10},
-            {"adapter": "json", "tried": tried, "succeeded": succeeded},
-        ]
-        teacher = RecordedProgram(MathQA(), scripted_session(), prompt_format="lean")
-        return Exploration(teacher=teacher, variants=rows)
-
-    assert explored(8, 1).behind("json")
-    assert not explored(8, 6).behind("json")
-    assert not explored(0, 0).behind("json")  # nothing is known
 
 
 def test_run_wrong_only_in_its_last_step_is_corrected_by_the_label() -> None:
@@ -133,16 +53,3 @@ def test_run_wrong_only_in_its_last_step_is_corrected_by_the_label() -> None:
     assert (
         pool(guesses) == []
     )  # the label occurs nowhere in the inputs of these runs: a demonstration of it would teach guessing
-
-
-def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:
-    assert shape("-214") == "^-000$"
-    session = scripted_session()
-    with session.context():
-        pool = explore(
-            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=30
-        ).demonstrations
-    negative = {d.task.id for d in pool if d.steps[-1][2]["answer"].startswith("-")}
-    assert 0 < len(negative) < len(pool)
-    for seed in range(5):
-        assert negative & {d.task.id for d in choose(pool, 4, seed=seed)}

@@ -8,7 +8,7 @@ import pytest
 
 import assay
 from assay.errors import ConfigError
-from assay.runs.settings import TrainSettings
+from assay.runs.rl_settings import RLSettings
 from assay.traces import Store
 
 SMALL: dict[str, Any] = {
@@ -155,7 +155,7 @@ def test_a_stage_with_unscored_val_tasks_is_not_passed_and_retention_tasks_have_
 
 def test_a_training_that_is_never_evaluated_is_refused() -> None:
     with pytest.raises(ConfigError, match="evaluate_every=0 with a curriculum"):
-        TrainSettings(program="p", rubric="r", data="d", curriculum="c", evaluate_every=0)
+        RLSettings(program="p", name="a", rubric="r", data="d", curriculum="c", evaluate_every=0)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import optuna
 import pytest
 
 import assay
+from assay.commands.tune import Tune
 from assay.errors import ConfigError
-from assay.runs.settings import TuneSettings
 from assay.testing import scripted_lm
 from assay.traces import Store
 
@@ -124,6 +124,6 @@ def test_a_resumed_search_ends_with_the_same_result() -> None:
     [("method", "policy"), ("workers", 2), ("study", "mine"), ("objectives", ("score", "tokens"))],
 )
 def test_settings_that_do_not_go_with_a_curriculum_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name} cannot be used with a curriculum") as caught:
-        TuneSettings(program="p", rubric="r", data="d", curriculum="c", **{name: value})
-    assert caught.value.flag == {"objectives": "--objective"}.get(name, f"--{name}")
+    with pytest.raises(ConfigError, match=f"{name}: cannot be used with a curriculum") as caught:
+        Tune(program="p", rubric="r", data="d", curriculum="c", **{name: value})
+    assert caught.value.field == name

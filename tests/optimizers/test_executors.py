@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import assay
+from assay.commands.compile import Compile
 from assay.errors import ConfigError, FailureKind, ModelError
 from assay.evaluation import SilentProgress, evaluate
 from assay.evaluation.executors import Outbox
@@ -16,7 +17,6 @@ from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
 from assay.runs.arguments import program_settings
 from assay.runs.jobs import open_job
-from assay.runs.settings import CompileSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition, Verdict
 
@@ -87,7 +87,7 @@ def test_lost_host_is_tolerated(
     server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, tmp_path: Path
 ) -> None:
     config = program_settings(
-        CompileSettings,
+        Compile,
         mine,
         local_settings["rubric"],
         local_settings["data"],
@@ -168,7 +168,7 @@ def test_mean_result_matches_hand_calculation() -> None:
 def test_unpicklable_programs_are_refused(local_settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **local_settings)
-    with pytest.raises(ConfigError, match="executor='mpi' must be one of threads, ray"):
+    with pytest.raises(ConfigError, match="executor: must be one of threads, ray, not 'mpi'"):
         assay.evaluate("math_qa", model="openai/m", executor="mpi", **local_settings)
 
 

@@ -27,16 +27,6 @@ def rounds(*probabilities: float | None) -> list[dict[str, Any]]:
     return [{"probability": probability} for probability in probabilities]
 
 
-def test_only_thresholds_that_end_a_run_earlier_are_tried_each_once() -> None:
-    # Round 0 gains 0.4, 0 after 0.2 and 0 after 0.6, mean 0.4/3; each bin has two more runs of this mean:
-    # (0.4 + 0.8/3) / 4 = 0.167 after 0.2, (0.8/3) / 3 = 0.089 after 0.6. Round 1 gains nothing.
-    runs = [rounds(0.2, 0.6, 0.6), rounds(0.2, 0.2), rounds(0.6, 0.6), rounds(0.95)]
-    made = haltings(Halting(0.9), runs)
-    assert list(made) == [f"halts at 0.9, or below a gain of {gain}" for gain in (0.01, 0.1, 0.2)]
-    ends = [[halting.used(run) for run in runs] for halting in made.values()]
-    assert ends == [[2, 2, 2, 1], [2, 2, 1, 1], [1, 1, 1, 1]]
-
-
 def test_no_halting_is_fitted_if_no_round_could_be_skipped() -> None:
     assert haltings(Halting(), []) == {}
     assert haltings(Halting(), [rounds(None), rounds(1.0), rounds(0.1)]) == {}

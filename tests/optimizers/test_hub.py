@@ -3,7 +3,6 @@
 import http.server
 import shutil
 import socket
-import ssl
 import threading
 import time
 import urllib.error
@@ -80,46 +79,3 @@ def test_a_slow_hub_is_not_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert why_unreachable("someone/model") == ""
-
-
-def test_folders_proxies_and_a_hub_that_is_turned_off_are_not_checked(
-    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert absent in why_unreachable("someone/model")
-    assert why_unreachable(str(tmp_path)) == ""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert why_unreachable("someone/model") == ""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"all": "socks5://127.0.0.1:1"})
-    assert why_unreachable("someone/model") == ""
-
-
-@pytest.mark.parametrize(
-    ("reason", "unreachable"),
-    [
-        (socket.gaierror(-2, "Name or service not known"), True),
-        (OSError(101, "Network is unreachable"), True),
-        (TimeoutError("timed out"), True),
-        (ssl.SSLCertVerificationError(1, "unknown certificate"), False),
-    ],
-)
-def test_only_errors_of_the_connection_are_those_of_an_absent_hub(
-    reason: OSError, unreachable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise urllib.error.URLError(reason)
-
-    monkeypatch.setattr(urllib.request, "urlopen", fails)
-    assert bool(why_unreachable("someone/model")) is unreachable
-
-
-def test_one_failure_of_a_name_server_is_not_an_absent_hub(answering: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, failures = urllib.request.urlopen, [urllib.error.URLError(socket.gaierror(-3, "Temporary failure"))]
-
-    def flaky(*arguments: Any, **keywords: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return real(*arguments, **keywords)
-
-    monkeypatch.setattr(urllib.request, "urlopen", flaky)
-    assert why_unreachable("someone/model") == ""

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from leaning_judge import SCALE, WORDS, compiled, labels_file, leaning
 
 import assay
-from assay.api.judge.drift import replay_anchors
-from assay.api.judge.score import score_rows
 from assay.cli.main import group
+from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_score import score_rows
 from assay.errors import ArtifactError, ConfigError
 from assay.testing import scripted_lm
 
@@ -106,13 +106,13 @@ def test_anchors_are_replayed_if_another_model_judges(calibrated: tuple[Path, An
     other.model = "scripted/next"
     scored = {"data": str(rows), "store": tmp_path / ".assay" / "b.db", "cache": False}
     evaluation = score_rows(folder, lm=same, **scored)
-    assert (evaluation["alarms"], evaluation["calls"]) == ([], 30)
+    assert (evaluation.alarms, evaluation.calls) == ([], 30)
     evaluation = score_rows(folder, lm=other, **scored)
-    assert evaluation["calls"] == 60  # 30 anchors, 30 rows
-    assert "CUSUM" in evaluation["alarms"][0]
-    assert " Changed: model" in evaluation["alarms"][0]
-    assert replay_anchors(folder, lm=same, store=tmp_path / ".assay" / "b.db")["alarms"] == []
-    assert replay_anchors(folder, lm=other, store=tmp_path / ".assay" / "b.db")["alarms"]
+    assert evaluation.calls == 60  # 30 anchors, 30 rows
+    assert "CUSUM" in evaluation.alarms[0]
+    assert " Changed: model" in evaluation.alarms[0]
+    assert replay_anchors(folder, lm=same, store=tmp_path / ".assay" / "b.db").alarms == []
+    assert replay_anchors(folder, lm=other, store=tmp_path / ".assay" / "b.db").alarms
 
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {folder}}}}}\n")
     (tmp_path / "tasks.jsonl").write_text(
@@ -122,7 +122,7 @@ def test_anchors_are_replayed_if_another_model_judges(calibrated: tuple[Path, An
         dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=str(tmp_path / "tasks.jsonl"), lm=other,
         store=tmp_path / ".assay" / "b.db",
     )  # fmt: skip
-    assert evaluated.to_dict()["alarms"] == evaluation["alarms"]
+    assert evaluated.to_dict()["alarms"] == evaluation.alarms
 
 
 def test_sealed_items_are_judged_only_at_the_end(calibrated: tuple[Path, Any]) -> None:

@@ -14,7 +14,9 @@ from assay.commands.judge import forget_rater
 from assay.errors import ConfigError, DataError, ModelError
 from assay.evaluation import SilentProgress
 from assay.judges import PointwiseJudge
+from assay.models import Meter
 from assay.rubrics import Criterion, JudgeSpec, Rubric
+from assay.runs.judge_artifacts import price_per_call
 from assay.testing import scripted_lm
 
 
@@ -84,18 +86,6 @@ def test_wrong_settings_are_refused_with_the_valid_ones(
         compiled(tmp_path, **options)
 
 
-def test_all_errors_of_a_judge_file_are_reported_with_lines(tmp_path: Path) -> None:
-    (tmp_path / "j.yaml").write_text("text: Which mood?\nscale: [negative, neutral, positive]\nshow: [output]\n")
-    with pytest.raises(assay.AssayError, match=r"j\.yaml:3: unknown key 'show'.*Did you mean 'shows'"):
-        assay.load_judge(tmp_path / "j.yaml")
-    (tmp_path / "j.yaml").write_text(
-        "text: Which mood?\nscale: [negative, neutral, positive]\nshows: [output]\nanchors: {negative: unkind}\n"
-    )
-    judge = assay.load_judge(tmp_path / "j.yaml")
-    assert judge.labels == ("negative", "neutral", "positive")
-    assert "'negative' means: unkind" in judge.decide.signature.instructions
-
-
 def test_judge_module_of_the_user_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from assay.judges import PointwiseJudge\nmood = PointwiseJudge('Is it kind?', shows=('output',))\nnumber = 4\n"
@@ -117,13 +107,10 @@ def test_step_grades_of_a_numeric_scale_are_expected_values() -> None:
 @pytest.mark.slow
 def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: Path) -> None:
     report = compiled(tmp_path, optimizer="calibrate")
-    usage = report.meter.usage
-    usage_price = 0.01
-    assert usage.cost_usd == 0  # a scripted model has no price
-    report.meter.of("search").cost_usd = usage_price * usage.calls
-    from assay.api.judge.card import price_per_call
-
-    assert price_per_call(report.meter) == pytest.approx(usage_price)
+    meter = Meter()
+    search = meter.of("search")
+    search.calls, search.cost_usd = 40, 0.4
+    assert price_per_call(meter) == pytest.approx(0.01)
     assert report.outcome.judged.calls == 30  # a call each, whether it was asked or known
 
 

@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 import assay
-import assay.api.judge.compile as judging
+import assay.commands.judge_compile as judging
 import assay.commands.scoring
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.score import score_rows
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_score import score_rows
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 from rigs.serving import served
@@ -122,10 +122,10 @@ def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: s
     assert load_judge(elsewhere).spec.text == "Is it good?"
     (project / "d.jsonl").write_text('{"output": "good text"}\n{"output": "poor text"}\n')
     scored = score_rows(str(elsewhere), data=str(project / "d.jsonl"), **options(project))
-    assert (scored["n"], scored["coverage"]) == (2, 1.0)
+    assert (scored.n, scored.coverage) == (2, 1.0)
     (project / "c.jsonl").write_text('{"good": "a good text", "bad": "a poor text"}\n')
     audited = audit_judge(str(elsewhere), cases=str(project / "c.jsonl"), **options(project))
-    assert audited["attacks"]["tells good from bad"]["passed"]
+    assert audited.attacks["tells good from bad"]["passed"]
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_compiled_judge_uses_its_compiled_model(project: Path, monkeypatch: pyte
         requests.append(config.model)
         raise InterruptedError
 
-    monkeypatch.setattr("assay.api.judge.session.open_run", opened)
+    monkeypatch.setattr("assay.runs.opening.open_run", opened)
     (project / "d.jsonl").write_text('{"output": "good text"}\n')
     for chosen in ({}, {"model": None}, {"model": "openai/other"}):
         with pytest.raises(InterruptedError):
@@ -207,7 +207,7 @@ def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pyt
         (project / "c.jsonl").write_text('{"good": "another good text", "bad": "another poor text"}\n')
         compiled, rows = str(report.artifact), str(project / "d.jsonl")
         requests.clear()
-        assert score_rows(compiled, data=rows, store=db)["verdicts"] == {"no": 1, "yes": 1}
+        assert score_rows(compiled, data=rows, store=db).verdicts == {"no": 1, "yes": 1}
         audit_judge(compiled, cases=str(project / "c.jsonl"), store=db)
         assert len(requests) > 2
         assert set(requests) == {"Bearer sk-judge-4712"}

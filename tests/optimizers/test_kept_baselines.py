@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from dspy import lm15
 
 import assay
-from assay.api.serve import serve
 from assay.cli.main import group
-from assay.cli.tune import print_report
+from assay.commands.serve import serve
 from assay.evaluation.progress import SilentProgress
 from assay.models import with_recording
 from assay.reports.compiled import compile_page
@@ -125,7 +124,7 @@ def test_a_tuned_program_that_is_unproven_is_beside_an_artifact_with_the_default
         for name in ("artifact", "unproven")
     }
     assert temperature["unproven"] == data["best"]["temperature"] != temperature["artifact"]
-    print_report(data)
+    print(*report.lines(), sep="\n")
     assert "not opened" in capsys.readouterr().out
 
 
@@ -157,16 +156,6 @@ def test_commands_say_that_an_artifact_is_unproven(tmp_path: Path, monkeypatch: 
     progress = Lines()
     serve(agent=("sums",), store="a.db", port=0, on_start=lambda serving: serving.stop(), progress=progress)
     assert any("unproven" in line for line in progress.lines)
-
-
-def test_a_report_says_that_its_artifact_is_unproven(tmp_path: Path) -> None:
-    data = compiled(tmp_path, 10).to_dict()
-    options = {"rubric": tmp_path / "r.yaml", "data": ROWS, "sizes": SIZES, "store": tmp_path / "a.db"}
-    notes = {
-        name: assay.evaluate(data[name], lm=scripted_lm(taught(10)), **options).to_dict()["notes"]
-        for name in ("artifact", "unproven")
-    }
-    assert [any("unproven" in note for note in notes[name]) for name in notes] == [False, True]
 
 
 def test_a_failed_optimizer_ends_the_command_with_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,8 @@ from click.testing import CliRunner
 from leaning_judge import compiled, leaning
 
 import assay
-from assay.api.judge.score import score_rows
-from assay.cli.judge.compile import show_report
 from assay.cli.main import group
+from assay.commands.judge_score import score_rows
 from assay.errors import ConfigError
 from assay.evaluation import SilentProgress
 from assay.testing import scripted_lm
@@ -96,11 +95,10 @@ def test_a_judge_that_is_best_as_it_is_leaves_the_test_sealed(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_commands_say_that_a_judge_is_unproven_and_why_the_test_is_sealed(
-    kept: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kept: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, report = kept
-    show_report(report.to_dict())
-    shown = capsys.readouterr().out
+    shown = "\n".join(map(str, report.lines()))
     assert "not opened" in shown
     assert "mood-unproven" in shown.replace("\n", "")
     said: list[str] = []

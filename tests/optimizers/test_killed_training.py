@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.api.train import train
+from assay.commands.train import train
 from assay.optimizers.finetuning.sources import Rollouts
 from assay.traces import Store
 from rigs.chaos import PROGRAM, SPREAD

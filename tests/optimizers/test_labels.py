@@ -1,7 +1,6 @@
 """Where the loss of the warm-up is: on completions, and in whole conversations on all that the assistant said."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,33 +77,6 @@ def test_completion_labels_equal_those_of_trl(tokenizer: Any) -> None:
 def conversations(path: Path, *rows: Any) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def test_conversation_ends_at_the_last_assistant_turn_and_requires_one(tmp_path: Path) -> None:
-    path = conversations(
-        tmp_path / "d.jsonl", {"messages": [*TALK, {"role": "user", "content": "Thanks."}], "task": "a"}
-    )
-    (row,) = read_sft(path, min_quality=0.8, eval_fraction=0.0, seed=0).train
-    assert (row["prompt"], row["completion"], row["whole"]) == (TALK[:4], TALK[4:], True)
-    with pytest.raises(DataError, match=r"e\.jsonl:1: 'messages' must have an assistant's answer"):
-        read_sft(
-            conversations(tmp_path / "e.jsonl", {"messages": TALK[:2]}), min_quality=0.8, eval_fraction=0.0, seed=0
-        )
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "it is empty. Make one with: assay export sft --out FOLDER"),
-        (
-            [{"messages": TALK, "quality": 0.2}] * 2,
-            "of its rows, 2 below the quality of 0.8. Collect better rollouts, or lower min_quality",
-        ),
-    ],
-)
-def test_data_without_trainable_rows_is_refused_with_a_remedy(tmp_path: Path, rows: list[Any], message: str) -> None:
-    with pytest.raises(DataError, match=f"{re.escape(message)}$"):
-        read_sft(conversations(tmp_path / "d.jsonl", *rows), min_quality=0.8, eval_fraction=0.0, seed=0)
 
 
 def test_answers_of_weight_0_have_no_loss(tokenizer: Any, tmp_path: Path) -> None:

@@ -91,22 +91,6 @@ def test_inferred_rules_do_not_change_the_users_program(place: Path) -> None:
     assert data["candidates"][0]["val_score"] == 0  # the model adds two only where instructions say so
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("BetterTogether", "assay improve --order prompts,sft,prompts"),
-        ("BootstrapFinetune", "assay improve --order sft"),
-        ("GRPO", "assay improve --order grpo"), ("dspy.teleprompt.grpo:GRPO", "assay improve"),
-        ("AvatarOptimizer", "Use gepa, mipro or simba"),
-    ],
-)  # fmt: skip
-def test_unsupported_combinations_are_refused_before_any_call_with_a_remedy(place: Path, name: str, way: str) -> None:
-    lm = scripted_lm(script)
-    with pytest.raises(ConfigError, match=way):
-        compiled(name, lm)
-    assert lm.scripted.calls == 0
-
-
 def test_every_optimizer_that_dspy_exports_is_named() -> None:
     base = dspy.LabeledFewShot.__base__
     kinds = [kind for kind in vars(dspy).values() if isinstance(kind, type) and issubclass(kind, base)]

@@ -9,7 +9,6 @@ import pytest
 
 import assay
 from assay.deployment import load_artifact
-from assay.deployment.compatibility import compatibility
 from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.traces.messages.final_answer import sent_formats
@@ -85,20 +84,6 @@ def test_a_prompt_format_without_effect_is_named(options: dict[str, Any], prefli
         assert len(named) == 1, job
         right = job("p.py:P", prompt_format="xml", preflight=preflight, **more, **{**options, "store": "other.db"})
         assert not [note for note in right.to_dict()["notes"] if "'xml'" in note]
-
-
-@pytest.mark.parametrize("prompt_format", [None, "lean", "xml"])
-def test_the_manifest_has_the_format_that_was_sent(options: dict[str, Any], prompt_format: str | None) -> None:
-    Path("p.py").write_text(HEAD + IN_FORWARD.format("ChatAdapter").replace("adapter=dspy.ChatAdapter()", ""))
-    made = {}
-    for name, asked in (("a", prompt_format), ("b", "json")):
-        assay.compile("p.py:P", out=name, optimizer="labeled", prompt_format=asked, gate=False, **options)
-        made[name] = load_artifact(Path(name))
-    assert made["a"].prompt_format == (prompt_format or "chat")
-    changes = compatibility(made["a"], made["b"]).changes
-    assert [change for change in changes if change.startswith("prompt format")] == [
-        f"prompt format: {prompt_format or 'chat'!r} becomes 'json'"
-    ]
 
 
 def test_an_artifact_keeps_its_format_under_another_default(options: dict[str, Any]) -> None:

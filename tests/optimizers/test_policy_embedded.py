@@ -13,8 +13,8 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.model_comparison import compare
-from assay.api.train import train, train_offline
+from assay.commands.train import train
+from assay.commands.train_sft import compare_models
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.lora.adapters import find_adapter, write_merged
@@ -172,7 +172,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
         key: value for key, value in SMALL.items() if key not in ("prompt_format", "evaluate_every", "max_completion")
     }
     small["steps"] = 1
-    report = train_offline(rows, name="offline", model=embedded, **small)
+    report = train(rows, name="offline", model=embedded, **small)
     assert report.name == f"{embedded}+offline"
     assert report.row_stats.calls > 0
     off = next(note for note in report.notes if note.startswith("off policy by"))
@@ -187,19 +187,19 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
         }
         return {**row, "logprobs": row["logprobs"] and [value - 1.6 for value in row["logprobs"]], "input": request}
 
-    far = train_offline(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **small)
+    far = train(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **small)
     assert any("far off policy" in note for note in far.notes)
     assert any("calls were sampled from llama.cpp's likeliest tokens" in note for note in far.notes)
     assert far.curves["clip_ratio/region_mean"][1] > 0.2 > report.curves["clip_ratio/region_mean"][1]
     manifest["tokenizers"] = {"0" * 64: 3}
     (rows / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="tokens of another tokenizer"):
-        train_offline(rows, name="other", model=embedded, **small)
+        train(rows, name="other", model=embedded, **small)
     turned = rewritten(
         tmp_path / "far", tmp_path / "odd", lambda row: {**row, "token_ids": (row["token_ids"] or [])[::-1]}
     )
     with pytest.raises(DataError, match="do not decode to their text"):
-        train_offline(turned, name="odd", model=embedded, **small)
+        train(turned, name="odd", model=embedded, **small)
 
 
 @pytest.mark.tutorial
@@ -209,15 +209,14 @@ def test_old_and_new_weights_are_compared_with_the_program(
     trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
-    comparison = compare(
-        "math_qa",
-        rubric="math_qa",
-        data=DATA,
-        models=(embedded, f"{embedded}+two-steps"),
-        sizes={"test": 2},
-        parameters={"max_steps": 2},
-        store="c.db",
-    )
+    settings = {
+        "rubric": "math_qa",
+        "data": DATA,
+        "sizes": {"test": 2},
+        "parameters": {"max_steps": 2},
+        "store": "c.db",
+    }
+    comparison = compare_models("math_qa", (embedded, f"{embedded}+two-steps"), settings)
     assert set(comparison) == {"greedy", "sampled"}
     for result in comparison.values():
         assert (result["before"]["n"], result["after"]["n"]) == (2, 2)
@@ -246,9 +245,9 @@ def test_exports_without_learning_signal_are_refused(
     task = json.loads((tmp_path / "rows" / "data.jsonl").read_text().splitlines()[0])["task"]
     alone = rewritten(tmp_path / "rows", tmp_path / "alone", lambda row: row if row["task"] == task else None)
     with pytest.raises(DataError, match="groups with nonzero variance to train on, and a step takes 9"):
-        train_offline(alone, name="alone", model=embedded, **{**small, "prompts_per_step": 9})
+        train(alone, name="alone", model=embedded, **{**small, "prompts_per_step": 9})
     with pytest.raises(DataError, match="calls of more than 16 tokens"):
-        train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
+        train(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
     text = (tmp_path / "rows" / "data.jsonl").read_text()
     stored = [
         copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))
@@ -265,13 +264,13 @@ def test_exports_without_learning_signal_are_refused(
         tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])}
     )
     with pytest.raises(ConfigError, match="have no recorded sampling temperature"):
-        train_offline(unsaid, name="unsaid", model=embedded, **small)
-    with pytest.raises(DataError, match="is not an export"):
-        train_offline(tmp_path / "nowhere", name="other", model=embedded, **small)
+        train(unsaid, name="unsaid", model=embedded, **small)
+    with pytest.raises(ConfigError, match="rubric: is missing"):
+        train(tmp_path / "nowhere", name="other", model=embedded, **small)
     with pytest.raises(ConfigError, match=r"was sampled at temperature 1, not at 0\.5"):
-        train_offline(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)
-    with pytest.raises(ConfigError, match="max_score_drop, step_weight would have no effect"):
-        train_offline(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, max_score_drop=0.5)
+        train(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)
+    with pytest.raises(ConfigError, match="step_weight: would have no effect"):
+        train(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, max_score_drop=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
     with pytest.raises(DataError, match="no finite number"):
         Recorded(broken, PolicySettings(prompts_per_step=2, num_generations=2, per_device_batch_size=2))
@@ -330,7 +329,7 @@ def examples(count: int) -> list[dspy.Example]:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
-    from assay.models.dspy_seam import training_internals
+    from dspy_internals import training_internals
 
     lm = get_lm(embedded, max_tokens=24)
     lm.provider = TRLProvider()
@@ -352,7 +351,7 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
-    from assay.models.dspy_seam import training_internals
+    from dspy_internals import training_internals
 
     observed: list[Any] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[observed.append])

@@ -9,8 +9,8 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.model_comparison import check_comparison
-from assay.api.train import train
+from assay.commands.train import train
+from assay.commands.train_sft import check_comparison
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.embedded import LlamaBackend
@@ -66,12 +66,12 @@ def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
     assert report.curves["score"][4] > report.curves["score"][1] + 0.1
 
 
-def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path) -> None:
+def test_model_in_training_cannot_be_its_own_judge(model_name: str, tmp_path: Path) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
-    for judge in ({}, {"judge_model": embedded}):
+    for judge in ({}, {"judge_model": model_name}):
         for options in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "monitor": "nice.yaml"}):
             with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-                train("math_qa", data=DATA, name="x", model=embedded, **options, **judge, **SMALL)
+                train("math_qa", data=DATA, name="x", model=model_name, **options, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
             train(
                 "math_qa",
@@ -79,36 +79,36 @@ def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path
                 retention=["math_qa,nice.yaml,arithmetic:size=60"],
                 data=DATA,
                 name="x",
-                model=embedded,
+                model=model_name,
                 **judge,
                 **SMALL,
             )
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-            check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=embedded, **judge)
+            check_comparison("math_qa", {"rubric": "nice.yaml", "data": DATA, "model": model_name, **judge})
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-            assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
+            assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=model_name, **judge)
 
 
-def test_judge_uses_the_model_its_file_names(embedded: str) -> None:
+def test_judge_uses_the_model_its_file_names(model_name: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: {use: who.yaml}}\n")
     judge = "name: who\ntext: Is it nice?\nmodel: {}\n"
-    Path("who.yaml").write_text(judge.format(embedded))
+    Path("who.yaml").write_text(judge.format(model_name))
     with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-        independent("nice.yaml", "openai/gpt-x", embedded)
+        independent("nice.yaml", "openai/gpt-x", model_name)
     Path("who.yaml").write_text(judge.format("openai/gpt-x"))
-    assert independent("nice.yaml", None, embedded).name == "nice"
+    assert independent("nice.yaml", None, model_name).name == "nice"
     Path("who.yaml").write_text("name: who\njury: {members: [one.yaml, two.yaml]}\n")
     Path("one.yaml").write_text(judge.format("openai/gpt-x"))
     Path("two.yaml").write_text("name: two\ntext: Is it nice?\n")
     with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-        independent("nice.yaml", None, embedded)
-    assert independent("nice.yaml", "openai/gpt-y", embedded)
+        independent("nice.yaml", None, model_name)
+    assert independent("nice.yaml", "openai/gpt-y", model_name)
     Path("who.yaml").write_text("name: who\ntext: Which is nicer?\ncompare: pairs\n")
     with pytest.raises(ConfigError, match="has a judge that compares outputs"):
-        independent("nice.yaml", "openai/gpt-y", embedded)
+        independent("nice.yaml", "openai/gpt-y", model_name)
 
 
-def test_retention_task_is_reported_separately(embedded: str) -> None:
+def test_retention_task_is_reported_separately(model_name: str) -> None:
     with pytest.raises(ConfigError, match=f"math_qa on {re.escape(DATA)} is named twice"):
         train(
             "math_qa",
@@ -116,12 +116,12 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
             retention=[f"math_qa,math_qa,{DATA}"] * 2,
             data=DATA,
             name="x",
-            model=embedded,
+            model=model_name,
             **SMALL,
         )
     with pytest.raises(ConfigError, match="temperature=… is that of rollouts"):
         train(
-            "math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL
+            "math_qa", rubric="math_qa", data=DATA, name="x", model=model_name, parameters={"temperature": 0.3}, **SMALL
         )
 
 
@@ -129,7 +129,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
-    from assay.models.dspy_seam import training_internals
+    from dspy_internals import training_internals
 
     lm = get_lm(embedded, max_tokens=4, seed=3)
     lm.provider = TRLProvider()

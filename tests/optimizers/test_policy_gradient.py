@@ -1,6 +1,5 @@
 """The policy gradient: credit, guards, settings."""
 
-import dataclasses
 import json
 import math
 from collections import Counter
@@ -17,7 +16,7 @@ from policy_rows import trajectory
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.policy_gradient import TrainingMonitor
 from assay.optimizers.finetuning.rows import Row, ValueMemory, add_hidden, assign_credit
-from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
+from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings
 from assay.reports.training_log import TrainingLog, read_training_log
 
 # -- credit
@@ -145,34 +144,33 @@ def test_every_call_has_one_finite_advantage(rewards: list[list[float]], algorit
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "field"),
     [
-        ({"algorithm": "dpo"}, "algorithm='dpo' must be one of grpo"),
-        ({"num_generations": 1}, "num_generations=1 must be at least 2"),
-        ({"algorithm": "rloo", "num_generations": 1}, "num_generations=1 must be at least 2"),
-        ({"kl_in_reward": True}, "needs algorithm='reinforce\\+\\+'"),
-        ({"algorithm": "reinforce++", "kl_in_reward": True, "beta": 0.0}, "and beta > 0"),
-        ({"algorithm": "reinforce++", "loss": "luspo"}, "one advantage a call"),
-        ({"value": "head"}, "only ppo has a value"),
-        ({"algorithm": "ppo", "value": "critic"}, "value='critic' must be one of features, head"),
-        ({"per_device_batch_size": 5}, "per_device_batch_size=5 must divide the 24 rollouts"),
-        ({"algorithm": "ppo", "returns": "episode"}, "would have no effect: ppo"),
-        ({"gae_lambda": 0.5}, "would have no effect on grpo"),
-        ({"step_weight": 0, "outcome_weight": 0}, "nothing would be rewarded"),
-        ({"learning_rate": math.nan}, "learning_rate=nan must be a finite number above 0"),
-        ({"temperature": 0.0}, "temperature=0.0 must be between 0.1 and 2"),
-        ({"vllm": "yes"}, "vllm='yes' must be one of"),
-        (
-            {"loss": "sapo", "epsilon": 0.1, "epsilon_high": 0.1},
-            "epsilon and epsilon_high would have no effect: the loss sapo",
-        ),
-        ({"loss": "cispo", "epsilon": 0.2}, "epsilon would have no effect: the loss cispo"),
-        ({"epsilon_high": 11}, "epsilon_high=11 must be between 0 and 10"),
+        ({"algorithm": "dpo"}, "algorithm"),
+        ({"num_generations": 1}, "num_generations"),
+        ({"algorithm": "rloo", "num_generations": 1}, "num_generations"),
+        ({"kl_in_reward": True}, "kl_in_reward"),
+        ({"algorithm": "reinforce++", "kl_in_reward": True, "beta": 0.0}, "kl_in_reward"),
+        ({"algorithm": "reinforce++", "loss": "luspo"}, "loss"),
+        ({"value": "head"}, "value"),
+        ({"algorithm": "ppo", "value": "critic"}, "value"),
+        ({"per_device_batch_size": 5}, "per_device_batch_size"),
+        ({"algorithm": "ppo", "returns": "episode"}, "returns"),
+        ({"gae_lambda": 0.5}, "gae_lambda"),
+        ({"algorithm": "rloo", "scale": False}, "scale"),
+        ({"step_weight": 0, "outcome_weight": 0}, ""),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"vllm": "yes"}, "vllm"),
+        ({"loss": "sapo", "epsilon": 0.1, "epsilon_high": 0.1}, "epsilon"),
+        ({"loss": "cispo", "epsilon": 0.2}, "epsilon"),
+        ({"epsilon_high": 11}, "epsilon_high"),
     ],
 )
-def test_inconsistent_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_inconsistent_settings_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         PolicySettings(**settings)
+    assert refused.value.field == field
 
 
 def test_each_loss_has_the_clip_of_its_paper() -> None:
@@ -216,19 +214,9 @@ def test_rollouts_are_divided_without_splitting_them() -> None:
     assert PolicySettings(prompts_per_step=3, num_generations=3).shared_out(1) == (1, 9)
     with pytest.raises(
         ConfigError,
-        match=r"per_device_batch_size=1 must divide the 24 rollouts of a step .*, shared out to 7 processes",
+        match=r"per_device_batch_size: 1 must divide the 24 rollouts of a step .*, shared out to 7 processes",
     ):
         PolicySettings().shared_out(7)
-
-
-def test_flags_have_the_defaults_of_the_settings() -> None:
-    from assay.cli.train import command
-
-    for name, config in [("sft", SFTSettings), *((algorithm, PolicySettings) for algorithm in ALGORITHMS)]:
-        known = {item.name: item.default for item in dataclasses.fields(config)}
-        flags = {option.name: option.default for option in command.commands[name].params if option.name in known}
-        assert len(flags) > 9
-        assert flags == {flag: known[flag] for flag in flags}, name
 
 
 def seen(**curves: list[float]) -> TrainingMonitor:

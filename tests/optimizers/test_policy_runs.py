@@ -14,7 +14,6 @@ import pytest
 from two_call_training import SMALL, TwoCalls, letters, run, source
 
 import assay
-from assay.api.pages import write_training_page
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, Diverged, ModelError
 from assay.evaluation import RecordedProgram
 from assay.models import Caps
@@ -63,7 +62,7 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
         conditions = [one.condition for one in evaluations_of(store, rollouts[0].run_id, split="test")]
     assert conditions == ["before, greedy", "after, greedy", "before, sampled", "after, sampled"]
     assert {tuple(part["runs"]) for part in validation.values()} == {(rollouts[0].run_id,) * 2}
-    sent = write_training_page(tmp_path / "sent.html", report, store=tmp_path / "a.db").read_text()
+    sent = report.write_page(tmp_path / "sent.html", store=tmp_path / "a.db").read_text()
     assert sent.count("<h3>Every task, the worst change first</h3>") == 2
     page = (report.path / "training.html").read_text()
     assert "Reward by turn" in page

@@ -1,21 +1,16 @@
 """Corrections of DSPy's loops while one of its optimizers runs."""
 
 import io
-from pathlib import Path
 
 import dspy
 import pytest
+from dspy_internals import optimizer_internals
 
-import assay
 from assay.errors import Unscored
-from assay.models.dspy_seam import optimizer_internals
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.rubrics.dspy_metric import protect_dspy
-from assay.testing import scripted_lm
 
 INTERNALS = optimizer_internals()
-
-SPLITS = ("train", "val", "gate", "test")
 
 
 class Echo(dspy.Module):
@@ -58,15 +53,3 @@ def test_dspy_is_restored_afterwards() -> None:
     with repaired_dspy(io.StringIO(), seed=0):
         assert dspy.Evaluate.__call__ is not before[1]
     assert (INTERNALS.simba.wrap_program, dspy.Evaluate.__call__) == before
-
-
-@pytest.mark.parametrize("optimizer", ["bootstrap", "gepa"])
-def test_an_optimizer_prints_no_bar_of_its_own(
-    optimizer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"question": f"What is {i}?", "answer": "4", "split": SPLITS[i % 4]} for i in range(16)]
-    assay.compile(
-        dspy.Predict("question -> answer"), rubric="exact", data=rows, store=tmp_path / "a.db", out=tmp_path / "out",
-        lm=scripted_lm(lambda request: "[[ ## answer ## ]]\n5"), optimizer=optimizer, max_search_calls=30,
-    )  # fmt: skip
-    assert "%|" not in capfd.readouterr().err

@@ -11,7 +11,6 @@ import assay
 from assay.api.plan import plan
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import SilentProgress
-from assay.evaluation.statistics import detectable_difference
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.testing import scripted_lm
@@ -210,35 +209,6 @@ def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
     ).to_dict()
     assert any("too few tasks for a decision: gate has 2 tasks" in line for line in messages_before)
     assert any("too few tasks for a decision" in note for note in data["notes"])
-
-
-def test_evaluate_reports_a_split_too_small_for_an_interval(tmp_path: Path) -> None:
-    write(tmp_path, 40)
-    progress = CapturedProgress()
-    options: dict[str, Any] = {
-        "rubric": "r.yaml",
-        "data": "data.jsonl",
-        "lm": scripted_lm(scripted_answer),
-        "prompt_format": "json",
-        "progress": progress,
-    }
-    data = assay.evaluate("mine.py:Mine", sizes={"val": 1}, **options).to_dict()
-    assert "warning: val has 1 task: the interval of a score needs at least 5" in " ".join(progress.lines)
-    assert "val has 1 task" in data["notes"][0]
-    assert assay.evaluate("mine.py:Mine", split="train", **options).to_dict()["notes"] == []
-
-
-def test_the_detectable_gain_of_the_gate_is_reported_at_the_start(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    progress = CapturedProgress()
-    compiled(max_calls=200, progress=progress, early_stop=False)
-    lines = [line for line in progress.lines if line.startswith("gate: up to")]
-    assert len(lines) == 1
-    size, gain = int(lines[0].split()[3]), float(lines[0].split("gain of ")[1].split()[0])
-    assert 20 <= size <= 80  # half of 200 calls are kept for pairs of gate and test
-    assert gain == pytest.approx(detectable_difference(size), abs=0.006)
-    before = next(i for i, line in enumerate(progress.lines) if line.startswith("gate: up to"))
-    assert not any("gain" in line for line in progress.lines[:before])
 
 
 def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:

@@ -1,28 +1,20 @@
 """The search of `auto` on the scripted in-context learner: results, invariants, replay."""
 
-import json
 import random
-import threading
-import time
 from collections import Counter
 from typing import Any
 
-import dspy
 import numpy as np
 import pytest
 from searched_tasks import demonstration, searched
 
 from assay.datasets import Task
-from assay.evaluation import RecordedProgram, Session
+from assay.evaluation import RecordedProgram
 from assay.evaluation.statistics import losing_evidence
-from assay.models import Caps, Meter
-from assay.optimizers.prompts.candidates import Candidate, Score, SearchSpace, posterior
+from assay.optimizers.prompts.candidates import Score, posterior
 from assay.optimizers.prompts.demonstrations import SELECTIONS, select, strata
 from assay.optimizers.prompts.search import AutoSearch
-from assay.programs.compose import Embedding, NearestDemos
-from assay.rubrics import load_rubric
-from assay.testing import scripted_lm
-from assay.traces import Recorder
+from assay.programs.compose import Embedding
 from rigs.learner import InContextLearner
 
 
@@ -53,35 +45,6 @@ def test_search_result_is_independent_of_threads() -> None:
     assert rows(searched(calls=70, threads=1)) == rows(searched(calls=70, threads=6))
 
 
-def test_round_uses_all_threads() -> None:
-    class Slow(InContextLearner):
-        working = most = 0
-
-        def __call__(self, request: Any) -> str:
-            with lock:
-                self.working += 1
-                self.most = max(self.most, self.working)
-            time.sleep(0.15)
-            with lock:
-                self.working -= 1
-            return super().__call__(request)
-
-    lock, learner, recorder, meter = threading.Lock(), Slow("topics"), Recorder(), Meter(Caps(search_calls=100))
-    tasks = learner.tasks(60, seed=1)
-    session = Session(
-        scripted_lm(learner, meter=meter, observers=[recorder.observe]),
-        load_rubric("classify"),
-        recorder,
-        meter,
-        threads=8,
-    )
-    program = RecordedProgram(learner.program(), session)
-    space = SearchSpace(program, [demonstration(t) for t in tasks[:30]], [None], most=16, seed=0)
-    with session.context():
-        AutoSearch(space, Candidate("baseline", program), tasks[30:], session).run()
-    assert learner.most >= 8  # a round, and at its side a proposal
-
-
 @pytest.mark.slow
 def test_another_seed_gives_another_search() -> None:
     assert [c.name for c in searched(calls=60, seed=1).candidates] != [
@@ -106,27 +69,6 @@ def test_baseline_is_evaluated_and_never_dropped() -> None:
 def test_search_without_calls_keeps_the_baseline() -> None:
     search = searched(calls=2)
     assert search.best() is search.candidates[0]
-
-
-def test_search_stops_early_if_no_improvement_is_expected() -> None:
-    class Easy(InContextLearner):
-        def __call__(self, request: Any) -> str:
-            text = next((t for t in self.labels_of_texts if t in request.messages[-1].text), None)
-            return json.dumps({"label": self.labels_of_texts[text]}) if text else "no"
-
-    learner, recorder, meter = Easy("topics"), Recorder(), Meter(Caps(search_calls=400))
-    tasks = learner.tasks(80, seed=1)
-    session = Session(
-        scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter
-    )
-    program = RecordedProgram(learner.program(), session, prompt_format="json")
-    search = AutoSearch(
-        SearchSpace(program, [], ["json"], most=16, seed=0), Candidate("baseline", program), tasks, session
-    )
-    with session.context():
-        search.run()
-    assert meter.calls_of("search") < 300
-    assert "highest possible score on all val tasks" in search.stopped
 
 
 def test_round_interrupted_by_the_cap_is_discarded() -> None:
@@ -225,20 +167,3 @@ def test_nearest_demonstrations_share_rare_words() -> None:
     vectors = Embedding(texts).vectors(texts)
     query = Embedding(texts).vectors(["why is the exchange rate so bad"])
     assert int((vectors @ query.T).toarray().argmax()) == 2
-
-
-def test_nearest_demonstrations_include_the_first_and_last_steps() -> None:
-    prompts: list[Any] = []
-
-    class Twice(dspy.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.step = dspy.Predict("text -> label")
-
-        def forward(self, text: str) -> Any:
-            prompts.append([demo.label for demo in self.step.demos])
-            return dspy.Prediction(label="x")
-
-    calls = [{"text": "a", "label": label} for label in ("first", "middle", "last")]
-    NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4)(text="a")
-    assert prompts == [["first", "last"]]

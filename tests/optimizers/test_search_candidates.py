@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import pydantic
 import pytest
 from searched_tasks import demonstration, searched
 
@@ -15,11 +14,10 @@ import assay
 from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session, SilentProgress
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.candidates import EXISTING, Candidate, CandidateSpec, SearchSpace
-from assay.optimizers.prompts.demonstrations import SELECTIONS, Demonstration
+from assay.optimizers.prompts.candidates import EXISTING, Candidate, SearchSpace
+from assay.optimizers.prompts.demonstrations import SELECTIONS
 from assay.optimizers.prompts.proposals import InstructionCheck, propose_instruction
 from assay.optimizers.prompts.search import AutoSearch
-from assay.programs import RANGES, MathQA
 from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.shipped.programs.classify.program import Classify
 from assay.testing import scripted_lm
@@ -29,26 +27,6 @@ from rigs.learner import InContextLearner
 # -- candidates
 
 
-def test_every_spec_builds_its_program() -> None:
-    space = searched(calls=30).space
-    space.instructions.append({"self": "Look closely."})
-    spec = CandidateSpec(
-        "stratified",
-        8,
-        prompt_format="lean",
-        instruction=len(space.instructions) - 1,
-        parameters=(("temperature", 0.3),),
-    )
-    built = space.build(spec)
-    assert (built.prompt_format, built.temperature) == ("lean", 0.3)
-    assert len(built.program.demos) == 8
-    assert built.program.signature.instructions == "Look closely."
-    assert space.build(CandidateSpec("nearest", 4)).program.k == 4
-    existing = space.build(CandidateSpec(EXISTING))
-    assert existing.program.demos == []
-    assert existing.program is not space.student.program
-
-
 def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> None:
     space = searched(calls=30).space
     assert max(space.counts) == 16
@@ -56,18 +34,6 @@ def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> No
     assert {name for spec in mutants for name, _ in spec.parameters} == {"temperature"}  # a plain module has no other
     assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", EXISTING}
     assert len({spec.prompt_format for spec in mutants}) == 3
-
-
-def test_all_five_parameters_of_an_agent_are_searched() -> None:
-    session = searched(calls=20).session
-    pool = [Demonstration(Task(id="1", inputs={"question": "1 + 1"}, expected={"answer": "2"}), (), 1.0)]
-    tool_agent = SearchSpace(RecordedProgram(MathQA(), session), pool, ["json"], most=16, seed=0)
-    mutants = tool_agent.mutants(tool_agent.first(), 400, random.Random(0))
-    assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES)
-    no_tools = SearchSpace(RecordedProgram(Classify(["a", "b"]), session), pool, ["json"], most=16, seed=0)
-    mutants = no_tools.mutants(no_tools.first(), 400, random.Random(0))
-    assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES) - {"tool_usage_threshold"}
-    assert tool_agent.build(CandidateSpec(parameters=(("max_steps", 4),))).program.agent_parameters.max_steps == 4
 
 
 @pytest.mark.parametrize(
@@ -91,38 +57,6 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
         program, [demonstration(task)], session, number=0, instruction_check=instruction_check
     )
     assert (proposal, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
-
-
-def test_a_proposal_is_made_from_typed_values_as_json() -> None:
-    class Bill(pydantic.BaseModel):
-        total: float
-
-    prompts = list[str]()
-
-    def answer(request: Any) -> str:
-        prompts.append(str(request))
-        return "no field"
-
-    lm = scripted_lm(answer)
-    session = Session(lm, load_rubric("classify"), Recorder(), Meter())
-    signature = dspy.Signature("text -> bill: list[Bill]", custom_types={"Bill": Bill})
-    program, check = RecordedProgram(dspy.Predict(signature), session), InstructionCheck(dspy.Predict(signature), lm)
-    task = Task(id="1", inputs={"text": "a"}, expected={})
-    shown = Demonstration(task, (("self", {"text": "a"}, {"bill": [Bill(total=1.5)]}),), 1.0)
-    propose_instruction(program, [shown], session, number=0, instruction_check=check)
-    assert '[{"total": 1.5}]' in prompts[0].replace("\\", "")
-    assert "Bill(" not in prompts[0]
-
-
-def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
-    task, lines = Task(id="1", inputs={"text": "a"}, expected={"label": "a"}), list[str]()
-    lm, progress = scripted_lm(lambda request: "no field"), SilentProgress()
-    progress.say = lines.append  # type: ignore[method-assign]
-    session = Session(lm, load_rubric("classify"), Recorder(), Meter(), progress=progress)
-    program = RecordedProgram(dspy.Predict("text -> label"), session)
-    check = InstructionCheck(dspy.Predict("text -> label"), lm)
-    assert propose_instruction(program, [demonstration(task)], session, number=0, instruction_check=check) is None
-    assert lines == [f"no instruction was proposed: the answer of {lm.model} could not be parsed"]
 
 
 def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:

@@ -157,7 +157,7 @@ def unpriced() -> Any:
 
 
 def test_repairs_of_dspy_are_reverted() -> None:
-    from assay.models.dspy_seam import optimizer_internals
+    from dspy_internals import optimizer_internals
 
     simba = optimizer_internals().simba
 

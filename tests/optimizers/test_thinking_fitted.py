@@ -1,20 +1,16 @@
 """Fitting a thinking policy on val, and its place among the candidates of the search."""
 
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import assay
-from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation
-from assay.optimizers.prompts.candidates import CandidateSpec, SearchSpace, kernel
-from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
-from assay.programs import Classify, MathQA, ThinkingPolicy
-from assay.programs.budgets import allocates, with_policy
-from assay.programs.compose import NearestDemos
+from assay.optimizers.prompts.candidates import CandidateSpec, kernel
+from assay.optimizers.prompts.thinking import FULL, fitted_policy, why_none
+from assay.programs import Classify, ThinkingPolicy
 from assay.rubrics import Criterion, Rubric, ScoreResult
 from assay.rubrics.checks import exact
 from assay.testing.fakes import scripted_lm
@@ -90,18 +86,6 @@ def test_policies_that_save_nothing_or_were_never_scored_are_not_chosen() -> Non
     assert math.isnan(rows["probe 0.6"]["loss"])
 
 
-def test_only_agents_with_a_budget_or_a_policy_are_given_one() -> None:
-    assert not allocates(MathQA())
-    assert not allocates(MathQA(thinking="off"))
-    assert allocates(MathQA(thinking=64))
-    assert allocates(NearestDemos(MathQA(policy={"samples": 2}), [{"key": "2 + 3", "demos": {}}], k=1))
-    agent = MathQA(thinking=64)
-    assert with_policy(agent, ThinkingPolicy(stable=3)).policy == ThinkingPolicy(stable=3)
-    assert agent.policy is None
-    with pytest.raises(ProgramError, match="no Agent"):
-        with_policy(object(), ThinkingPolicy())
-
-
 def test_specs_without_a_policy_have_the_same_kernel_as_before() -> None:
     specs = [CandidateSpec(count=2), CandidateSpec(selection="random", count=4)]
     plain = kernel(specs, {"temperature": 0.7})
@@ -141,14 +125,3 @@ def test_compile_fits_a_policy_on_val_and_stores_it_in_the_artifact(tmp_path: An
     assert note == "thinking policy stays 'thinks once': no other saves tokens"
     assert assay.load(report.unproven).policy == ThinkingPolicy()
     assert [row["name"] for row in report.outcome.candidates][-1].endswith("thinks once")
-
-
-def test_the_search_offers_policies_to_agents_that_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(0)
-    space = SearchSpace.__new__(SearchSpace)
-    space.prompt_formats, space.instructions, space.counts, space.selections = ["json"], [{}], [], []
-    space.values, space.policies = {"temperature": [0.1]}, list(POLICIES)
-    changed = {space.changed(CandidateSpec(), rng).thinking for _ in range(200)}
-    assert changed == {None, *POLICIES}
-    space.policies = []
-    assert {space.changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}

@@ -5,32 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 import assay
-from assay.api.tune import parameter_impact, tune
+from assay.commands.impact import parameter_impact
+from assay.commands.tune import tune
 from assay.errors import ParameterError
-from assay.optimizers.parameters import Point, Space
+from assay.optimizers.parameters import Space
 from assay.optimizers.parameters.space import check_ranges
-from assay.programs import RANGES, Classify, MathQA, Refine, ThinkingPolicy
-from assay.programs.allocation import THRESHOLDS
-from assay.programs.budgets import set_thresholds, thresholds_of
-from assay.programs.compose import NearestDemos
+from assay.programs import RANGES, Classify, MathQA, ThinkingPolicy
+from assay.programs.budgets import set_thresholds
+from assay.programs.thinking import THRESHOLDS
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
-
-
-def test_thresholds_are_those_of_the_policy_and_one_is_off() -> None:
-    assert thresholds_of(MathQA()) == {}
-    assert thresholds_of(MathQA(thinking=64)) == {"probe_margin": 1, "stable": 1, "confidence": 1, "samples": 1}
-    auto = {"probe_margin": 0.6, "stable": 2, "confidence": 1, "samples": 1}
-    assert thresholds_of(MathQA(thinking="auto")) == auto
-    assert thresholds_of(NearestDemos(MathQA(thinking="auto"), [{"key": "2", "demos": {}}], k=1)) == auto
-    refine = Refine(MathQA(thinking=64), lambda *_: 1.0, signature="question -> answer")
-    refine.thinking = assay.models.Thinking(tokens=64)
-    assert thresholds_of(refine) == {}  # it makes no choices of its own
 
 
 def test_setting_thresholds_keeps_the_rest_of_the_policy() -> None:
@@ -45,20 +33,6 @@ def test_setting_thresholds_keeps_the_rest_of_the_policy() -> None:
 
 def space(**ranges: tuple[float, float]) -> Space:
     return Space(programs=["p"], acting={"p": [*RANGES, *THRESHOLDS]}, ranges=ranges or {**RANGES, **THRESHOLDS})
-
-
-def test_the_search_draws_values_in_tenths_and_the_ones_that_are_off() -> None:
-    study, drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), list[Point]()
-    for _ in range(200):
-        drawn.append(space().suggest(study.ask()))
-    assert {point.parameters["probe_margin"] for point in drawn} == {n / 10 for n in range(11)}
-    assert {point.parameters["stable"] for point in drawn} == {1, 2, 3, 4, 5, 6}
-    assert all(isinstance(point.parameters["samples"], int) for point in drawn)
-    for point in drawn[:5]:
-        assert space().point(space().trial_parameters(point)) == point
-    assert space().trial_parameters(Point("p", {"probe_margin": 0.65, "samples": 30}))["samples"] == 9
-    assert set(space().grid()["confidence"]) == {0.0, 0.3, 0.7, 1.0}
-    assert space(confidence=(0.2, 0.4)).at("confidence", 0.6) == 0.3
 
 
 @pytest.mark.parametrize(

@@ -74,52 +74,6 @@ def test_unmeasured_metrics_are_none() -> None:
         Budget(steps=0)
 
 
-def test_consistency_is_the_agreement_of_sample_pairs() -> None:
-    runs = [
-        run("a", sample=0, answer="Yes."),
-        run("a", sample=1, answer="yes"),
-        run("a", sample=2, answer="no"),
-        run("b", answer="x"),
-    ]
-    assert measure(runs).coherence == pytest.approx(1 / 3)  # of three pairs of one task; the other task has one answer
-
-
-def test_a_rollout_is_converted_to_a_run() -> None:
-    calls = [
-        ToolCall(name="c", arguments={"e": "1+1"}, result="2"),
-        ToolCall(name="c", arguments={"e": "2*3"}, result="6"),
-    ]
-    lost = ToolCall(name="c", arguments={"e": "9"}, result="9")
-    rollout = Rollout(
-        task_id="t",
-        prediction={"answer": "6", "steps": []},
-        transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])],
-    )
-    task_run = run_of(rollout, score=1.0, has_tools=True)
-    assert (task_run.tools_good, task_run.tools_made, task_run.tools_needed, task_run.answer) == (2, 3, 1, "6")
-    assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
-
-
-def test_a_result_read_by_the_next_predictor_counts_as_used() -> None:
-    search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
-    request = {
-        "messages": [
-            {"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}
-        ]
-    }
-    turns = [
-        Transition(t=0, model="m", request={}, tools=[search]),
-        Transition(t=1, model="m", request=request, output="the first"),
-    ]
-    task_run = run_of(
-        Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True
-    )
-    assert (task_run.tools_good, task_run.reasoning) == (1, "")
-    assert (measure([task_run]).tool_usage, measure([task_run]).coherence) == (1.0, None)
-    early = Rollout(task_id="t", prediction={"answer": "the first"}, transitions=[turns[1]], early_tools=[search])
-    assert run_of(early, score=1.0, has_tools=True).tools_good == 1
-
-
 def test_a_metric_of_the_evaluator_replaces_the_computed_one() -> None:
     assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
 
@@ -158,33 +112,6 @@ def test_a_rubric_is_an_evaluator() -> None:
         silent({"question": "q"}, {"answer": "x"})
 
 
-def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:
-    class Breaks(Aims):
-        def execute(self, task: Any) -> Any:
-            if task != "0":
-                raise RuntimeError("broken")
-            return True
-
-    runs = AgentObjective(Breaks(), Aims.right).run(
-        Point("agent", {"temperature": 1.0, "max_steps": 1}), [str(at) for at in range(10)]
-    )
-    assert measure(runs).accuracy == pytest.approx(0.1)
-    calls = [
-        ToolCall(name="c", arguments={"city": "Zürich"}, result="Zürich"),
-        ToolCall(name="c", arguments={"city": "Zürich"}, result="9"),
-    ]
-    rollout = Rollout(
-        task_id="t",
-        prediction={"a": {1: "x", "b": ("9",)}, "b": 2},
-        transitions=[Transition(t=0, model="m", request={}, tools=calls)],
-    )
-    task_run = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
-    assert (task_run.tools_good, task_run.tools_needed) == (2, 2)
-    assert measure([task_run, task_run]).coherence is not None
-    assert measure([run(answer="no", reasoning="I know this one. The answer is yes.")]).coherence == 0.0
-    assert measure([run(answer="yes", reasoning="Is it no? The answer is yes.")]).coherence == 1.0
-
-
 # -- spaces
 
 
@@ -218,25 +145,12 @@ def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:
         (lambda: SearchConfig(objectives=("score", "score")), "must be different ones of"),
         (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "needs one objective"),
         (lambda: SearchConfig(sampler="magic"), "must be one of tpe"),
-        (lambda: SearchConfig(trials=0), "at least 1"),
+        (lambda: SearchConfig(trials=0), "trials: must be"),
     ],
 )
 def test_wrong_settings_are_refused(build: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build()
-
-
-@pytest.mark.parametrize(
-    ("answer", "reasoning", "follows"),
-    [
-        ("no", "maybe no\nit is yes", 0.0),
-        (".5", "so it is 0.5", 1.0),
-        ("$1,000", "that makes 1000", 1.0),
-        ("yes", "first no.\nThen yes", 1.0),
-    ],
-)
-def test_an_answer_is_compared_with_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
-    assert measure([TaskRun(task_id="1", score=1.0, answer=answer, reasoning=reasoning)]).coherence == follows
 
 
 def test_a_result_within_another_number_was_not_used() -> None:

@@ -119,21 +119,6 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
             read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epochs": 0}, "epochs=0 must be at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
-        ({"min_quality": 2}, "min_quality=2 must be between 0 and 1"),
-        ({"eval_fraction": 0.9}, "eval_fraction=0.9 must be between"),
-        ({"max_length": 3}, "must be at least 16"),
-    ],
-)
-def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SFTSettings(**options)
-
-
 # -- training
 
 
@@ -346,7 +331,7 @@ def find_weights(path: Path) -> np.ndarray:
     return np.concatenate([value.ravel() for value in load_file(str(path / "adapter_model.safetensors")).values()])
 
 
-def test_missing_checkpoint_and_too_long_rows_are_reported(embedded: str, tmp_path: Path) -> None:
+def test_missing_checkpoint_and_too_long_rows_are_reported(model_name: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(4)])
     with pytest.raises(ConfigError, match="nothing to resume"):
         train_sft(path, "x", SFTSettings(), resume=True)
@@ -447,22 +432,3 @@ def test_prompts_of_one_exported_task_are_held_out_together(tmp_path: Path) -> N
     rows = [row(at, task=f"t{at // 4}", rollout=f"r{at // 4}", t=at % 4) for at in range(80)]
     data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
     assert (data.tasks, data.held_out_tasks, len(data.held_out), data.unused_ids) == (20, 2, 8, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "encoding", "text"),
-    [
-        ("d.jsonl", "utf-8-sig", "{0}\n{1}\n"),
-        ("d.jsonl", "utf-16", "{0}\n{1}\n"),
-        ("d.jsonl", "utf-8", "\r\n{0}\r\n\r\n{1}\r\n"),
-        ("d.json", "utf-8-sig", "[{0},\n{1}]"),
-        ("d", "utf-8", "{0}\n{1}"),
-    ],
-)
-def test_training_files_are_read_as_other_data_files(tmp_path: Path, name: str, encoding: str, text: str) -> None:
-    path, question = tmp_path / name, [{"role": "user", "content": "Größe\u2028?"}]
-    path.write_bytes(
-        text.format(json.dumps(row(1, prompt=question), ensure_ascii=False), json.dumps(row(2))).encode(encoding)
-    )
-    data = read_sft(path, min_quality=0.8, eval_fraction=0, seed=0)
-    assert [part["prompt"] for part in data.train] == [question, row(2)["prompt"]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from assay.errors import ConfigError, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
 from assay.programs import Classify, MathQA, ThinkingPolicy, program_state, restore_program
-from assay.programs.allocation import AUTO, Round, answer_key, majority_is_sure, margin_of, think
+from assay.programs.thinking import AUTO, Round, answer_key, majority_is_sure, margin_of, think
 from assay.testing.fakes import scripted_lm
 
 LONG = "x" * 400
@@ -58,33 +58,6 @@ def test_an_engine_without_probabilities_is_not_probed_in_vain() -> None:
     ask, asked = rounds(["a", "a"])
     assert think(ThinkingPolicy(probe_margin=0.6, stable=2, piece=16), 64, ask, measured=False).why == "stable"
     assert asked == [(0, ""), (16, "")]
-
-
-@pytest.mark.parametrize("logprobs", [True, False])
-def test_programs_say_whether_their_model_gives_probabilities(logprobs: bool) -> None:
-    calls: list[Any] = []
-
-    def answer(request: Any) -> Any:
-        calls.append(request)
-        return '{"thought": "a thought of some length", "label": "sad"}'
-
-    with dspy.context(lm=scripted_lm(answer, logprobs=logprobs)):
-        Classify(["happy", "sad"], thinking=64, policy={"probe_margin": 1.0})(text="x")
-    assert len(calls) == (2 if logprobs else 1)
-
-
-@pytest.mark.parametrize("program", [Classify(["happy", "sad"], thinking=64), MathQA(thinking=64)])
-def test_a_server_that_ignores_the_request_for_probabilities_does_not_end_thinking(program: Any) -> None:
-    thoughts: list[bool] = []
-
-    def answer(request: Any) -> Any:
-        thoughts.append("thought" in request.config.response_format["schema"]["properties"])
-        return '{"thought": "a thought", "label": "sad", "action": "answer", "answer": "2"}'
-
-    program.policy = ThinkingPolicy(probe_margin=0.5)
-    with dspy.context(lm=scripted_lm(answer, logprobs=True)):
-        program(**{program.input_names[0]: "1 + 1"})
-    assert thoughts[:2] == [False, True]
 
 
 def test_thinking_ends_once_the_choice_is_stable() -> None:
@@ -219,7 +192,7 @@ def test_an_answer_is_the_same_as_itself(answer: Any) -> None:
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(values)) if "margin" not in values else "fields"):
+    with pytest.raises(ConfigError, match=next(iter(values))):
         ThinkingPolicy.of(values)
 
 
@@ -237,7 +210,7 @@ def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
 )
 def test_values_of_a_wrong_type_are_refused_with_the_rule(values: dict[str, Any]) -> None:
     (name,) = values
-    with pytest.raises(ConfigError, match=f"^{name}=.* must be an? (number|integer) of "):
+    with pytest.raises(ConfigError, match=f"^{name}: must be a "):
         ThinkingPolicy(**values)
 
 
@@ -248,17 +221,6 @@ def test_a_policy_is_part_of_the_program_state() -> None:
     assert restore_program("math_qa", {}, state).policy == policy
     assert MathQA(thinking="auto").thinking_policy == AUTO
     assert MathQA().thinking_policy == ThinkingPolicy()
-
-
-def test_sampling_stops_once_the_answer_is_sure_and_keeps_one_trace() -> None:
-    answers = iter(["sad", "happy", "sad", "sad", "sad", "sad", "sad"])
-    lm = scripted_lm(lambda request: f'{{"label": "{next(answers)}"}}')
-    agent = Classify(["happy", "sad"], policy={"samples": 20, "posterior": 0.9})
-    with dspy.context(lm=lm, trace=[]):
-        assert agent(text="I lost my dog").label == "sad"
-        # Beta(v + 1, 2): 4 to 1 gives 1 - 7/64 = 0.89, 5 to 1 gives 1 - 8/128 = 0.94
-        assert lm.scripted.calls == 6
-        assert len(dspy.settings.trace) == 1
 
 
 def test_samples_differ_in_the_cache_key() -> None:

@@ -92,23 +92,6 @@ def test_an_asynchronous_program_is_awaited(file: str, name: str) -> None:
     assert report.to_dict()["calls"] == (0 if name == "function" else 3)
 
 
-@pytest.mark.parametrize("name", ["Awaited", "Coroutine"])
-def test_an_asynchronous_module_is_compiled_and_its_artifact_runs(file: str, name: str, tmp_path: Path) -> None:
-    report = assay.compile(
-        f"{file}:{name}",
-        rubric=right(),
-        data=rows(),
-        lm=scripted_lm(answer),
-        optimizer="labeled",
-        prompt_format="json",
-        out=tmp_path / "artifact",
-    )
-    assert report.to_dict()["candidates"][0]["val_score"] == 1.0
-    with dspy.context(lm=scripted_lm(answer)):
-        assert assay.load(report.artifact)(question="?").answer == "4"
-        assert asyncio.run(assay.load(report.artifact).acall(question="?")).answer == "4"
-
-
 def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
     async def notebook() -> Any:
         return assay.evaluate(

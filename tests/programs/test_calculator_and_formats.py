@@ -3,7 +3,6 @@
 from math import isfinite
 from typing import Any
 
-import dspy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from assay.errors import ConfigError, ProgramError
 from assay.programs import (
     Classify,
     Extract,
-    LeanAdapter,
     MathQA,
 )
 from assay.programs.calculator import CalculatorError, calculator
@@ -75,18 +73,6 @@ def test_an_unknown_prompt_format_is_refused_by_the_name_of_the_argument(name: A
     with pytest.raises(ConfigError, match=r"^prompt_format=.* must be one of json, lean, xml, chat") as refused:
         MathQA(prompt_format=name)
     assert str(refused.value).endswith(f"Did you mean {hint!r}?" if hint else "chat")
-
-
-def test_lean_format_round_trips() -> None:
-    adapter, signature = LeanAdapter(), MathQA().decide.signature
-    text = adapter.format_assistant_message_content(signature, {"thought": "add them", "action": "calculator"})
-    assert text == "thought: add them\naction: calculator"
-    assert adapter.parse(signature, text) == {"thought": "add them", "action": "calculator"}
-    assert adapter.parse(signature, "thought: a\nb\naction: Calculator.") == {"thought": "a\nb", "action": "calculator"}
-    with pytest.raises(dspy.utils.exceptions.AdapterParseError, match="action"):
-        adapter.parse(signature, "thought: x\naction: dance")
-    with pytest.raises(dspy.utils.exceptions.AdapterParseError, match="no action"):
-        adapter.parse(signature, "thought: x")
 
 
 def test_classify_and_extract_infer_their_fields_from_the_data() -> None:

@@ -1,10 +1,7 @@
 """The shipped program `code_repair`: edits by line, tested in the sandbox, by models that are weak or hostile."""
 
 import json
-import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +269,7 @@ def test_a_source_of_10_mb_does_not_fill_the_prompt() -> None:
 
 
 def test_without_a_sandbox_the_run_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.programs.sandbox.execution.available", lambda name: "not here")
+    monkeypatch.setattr("assay.programs.sandbox.process.available", lambda name: "not here")
     with pytest.raises(SandboxError) as raised:
         repaired(editing("never"))
     kind = failure_of_program(raised.value)
@@ -303,45 +300,3 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
 def test_an_artifact_state_rebuilds_the_limits() -> None:
     program = load_program("code_repair", config=CodeRepair(timeout_s=3, memory_mb=128, isolation="none").config)
     assert (program.timeout_s, program.memory_mb, program.isolation) == (3, 128, "none")
-
-
-def test_code_repair_runs_with_a_dspy_lm_of_an_openai_compatible_server() -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompt = str(request["messages"])
-            fields = {"new_line": "result = 0"} if "new_line" in prompt else {"thought": "", "line": 2}
-            message = {"role": "assistant", "content": json.dumps(fields)}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        lm = dspy.LM("openai/m", api_base=f"http://127.0.0.1:{server.server_port}/v1", api_key="none", cache=False)
-        assert repaired(lm, FIXED.replace("= 0", "= 1")).code == FIXED
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_a_policy_probes_the_line_before_it_thinks() -> None:
-    asked: list[str] = []
-
-    def script(request: Any) -> Any:
-        asked.append(str(re.search(r"Reply with: ([\w:…, ]+)", str(request))[1]))  # type: ignore[index]
-        return "new_line: result += value" if "new_line" in asked[-1] else {"4": 0.9, "2": 0.1}
-
-    code = FIXED.replace("+=", "-=")
-    program = CodeRepair(policy={"probe_margin": 0.5}, prompt_format="lean")
-    result = repaired(scripted_lm(script, logprobs=True), code, program=program)
-    assert result.code == FIXED
-    assert asked == ["line: …", "new_line: …"], "the margin is 0.8, so there is no thought"

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from assay.datasets.tasks import make_task
 from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
-from assay.programs.agent import GUIDE
 from assay.programs.simulated_users import RuleBasedUser
 from assay.rubrics import load_rubric
-from assay.shipped.programs.converse.guide import ConversationGuide
 from assay.testing import scripted_lm
-from assay.traces.export.selection import Selection
+from assay.traces.export.selection import drawn
+from assay.traces.export.settings import Selection
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
 from assay.traces.store import Store, tables
@@ -82,16 +80,6 @@ def test_no_prompt_of_the_agent_has_facts_that_the_user_did_not_tell() -> None:
     assert not any("77" in text for text in seen)
 
 
-def test_a_value_that_is_not_in_the_users_message_is_ignored() -> None:
-    def inventing(request: Any) -> str:
-        asks = request.config.response_format["schema"]["properties"]
-        return json.dumps({"field": "day", "value": "2022-01-01"}) if "value" in asks else clerk(request)
-
-    result = run(scripted_lm(inventing))
-    assert result.outcome == {}
-    assert result.ended == "gave_up"
-
-
 class Endless(dspy.Module):
     def forward(self, profile: Any, messages: Any) -> dspy.Prediction:
         return dspy.Prediction(message=f"And {len(messages)} more things.", ended="")
@@ -136,31 +124,6 @@ def test_a_user_that_fails_leaves_the_run_unscored(answer: Any) -> None:
     assert not is_agent_failure(kind)
 
 
-def test_a_user_that_fails_or_hangs_in_one_conversation_does_not_end_the_evaluation(tmp_path: Path) -> None:
-    class Moody(dspy.Module):
-        def forward(self, profile: Any, messages: Any) -> Any:
-            if profile["goal"] == "raise":
-                raise RuntimeError("no user today")
-            while profile["goal"] == "hang":
-                time.sleep(0.01)
-            return dspy.Prediction(message="bye", ended="done")
-
-    inputs = [{"service": "s", "form": ["day"], "user": {"goal": goal}} for goal in ("go", "raise", "hang")]
-    evaluation = assay.evaluate(
-        Converse(user=Moody()),
-        rubric="converse",
-        data=[{"inputs": row, "expected": {"outcome": {"day": "Friday"}}, "split": "val"} for row in inputs],
-        lm=scripted_lm(clerk),
-        store=tmp_path / "s.db",
-        task_timeout=0.4,
-        preflight=False,
-    ).evaluation
-    assert (len(evaluation), evaluation.unscored) == (3, 2)
-    with Store(tmp_path / "s.db") as store:
-        failures = {rollout.inputs["user"]["goal"]: rollout.failure for rollout in find_rollouts(store, equal={})}
-    assert failures == {"go": None, "raise": FailureKind.ENVIRONMENT, "hang": FailureKind.ENVIRONMENT}
-
-
 def test_a_users_message_that_is_not_unicode_is_not_the_agents_failure() -> None:
     user = Broken(dspy.Prediction(message="my file \udcff", ended=""))
     assert run(scripted_lm(clerk), Converse(user=user)).messages[0]["content"] == "my file \ufffd"
@@ -189,87 +152,13 @@ def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: P
     assert result.turn_calls[-1][1] == len(rollout.transitions)
     assert rollout.id in listed
     with Store(tmp_path / "assay.db") as store, store.engine.connect() as connection:
-        ids = set(connection.execute(sa.select(tables.rollouts.c.id).where(*Selection().drawn())).scalars())
+        ids = set(connection.execute(sa.select(tables.rollouts.c.id).where(*drawn(Selection()))).scalars())
     assert ids == {rollout.id}
 
 
 def test_the_users_prompts_are_no_part_of_the_program() -> None:
     program = Converse(user="model")
     assert {name for name, _ in program.named_predictors()} == {"note", "choose", "ask", "say", "review"}
-
-
-def test_a_guided_run_makes_no_call_and_shows_the_labels_as_steps() -> None:
-    with dspy.context(lm=scripted_lm(lambda request: "{}"), trace=[], **{GUIDE: TASK.expected}):
-        program = Converse()
-        result = program(**copy.deepcopy(INPUTS))
-        steps = [(name, dict(inputs), dict(output.items())) for p, inputs, output in dspy.settings.trace
-                 for name, own in program.named_predictors() if own is p]  # fmt: skip
-    assert load_rubric("converse").score(TASK, result).value == 1.0
-    assert steps[0] == ("choose", {"missing": "day, people", "message": "I want to book a table."}, {"about": "day"})
-    assert ("note", {"asked": "day", "message": "The day is Friday."}, {"field": "day", "value": "Friday"}) in steps
-    assert not any("history" in inputs for _, inputs, _ in steps)
-
-
-def test_a_guide_reads_a_correction_that_contains_the_first_wording() -> None:
-    language = {
-        "value": "Italian",
-        "says": "I speak Italian.",
-        "first": {"value": "Polish", "says": "Polish."},
-        "corrects": "Sorry, the language should be Italian, not Polish.",
-    }
-    profile = {"goal": "Hello.", "facts": {"day": {"value": "Friday", "says": "Friday."}, "language": language}}
-    guide = ConversationGuide.of({"outcome": {"day": "Friday", "language": "Italian"}}, profile)
-    assert guide is not None
-    assert guide.noted("language", "Polish.") == ("language", "Polish")
-    assert guide.noted("day", language["corrects"]) == ("language", "Italian")
-    assert guide.noted("day", "I already told you. Friday.") == ("day", "Friday")
-    assert guide.noted("day", "Good morning.") is None
-
-
-def test_long_conversations_drop_their_oldest_turns_from_the_prompt() -> None:
-    lengths = []
-
-    def counting(request: Any) -> str:
-        if "about" in request.config.response_format["schema"]["properties"]:
-            lengths.append(len(request.messages))
-        return json.dumps({"about": "day", "question": "Well?", "field": "none", "value": ""} | {})
-
-    def narrow(request: Any) -> str:
-        asks = request.config.response_format["schema"]["properties"]
-        answer = json.loads(counting(request))
-        return json.dumps({name: answer[name] for name in asks})
-
-    for limit in (5000, 100):
-        lengths.append(0)
-        program = Converse(user=Endless())
-        program.set_parameters({"max_steps": 8, "context_length": limit})
-        run(scripted_lm(narrow), program)
-    wide, short = lengths[1 : lengths.index(0, 1)], lengths[lengths.index(0, 1) + 1 :]
-    assert max(wide) >= 15  # a system message, seven turns of two messages, and the last one
-    assert max(short) <= 2
-
-
-def test_a_turn_with_a_real_user_continues_from_the_history() -> None:
-    lm = scripted_lm(clerk)
-    talk = {"service": INPUTS["service"], "form": INPUTS["form"]}
-    first = run(lm, inputs={**talk, "message": "A table, please."})
-    assert (first.reply, first.outcome, first.finished) == ("What is the day?", {}, False)
-    history = dspy.History(messages=first.history)
-    second = run(lm, inputs={**talk, "message": "It is Friday.", "history": history, "outcome": first.outcome})
-    assert second.outcome == {"day": "Friday"}
-    third = run(lm, inputs={**talk, "message": "It is 4.", "history": second.history, "outcome": second.outcome})
-    assert third.finished
-    assert "people: 4" in third.reply
-
-
-def test_without_a_form_the_agent_talks_until_the_user_ends() -> None:
-    def free(request: Any) -> str:
-        asks = request.config.response_format["schema"]["properties"]
-        return json.dumps({"about": "go_on"} if "about" in asks else {"reply": "Which day? And how many people?"})
-
-    result = run(scripted_lm(free), inputs={"service": "x", "user": INPUTS["user"]})
-    assert result.outcome == {}
-    assert result.ended == "gave_up"
 
 
 def test_reviews_follow_the_depth() -> None:

@@ -9,7 +9,6 @@ from corridors import Hangs, playing
 
 from assay.datasets import Task
 from assay.errors import EnvironmentFailed
-from assay.models import limits
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs.environments.base import Play
 
@@ -19,16 +18,6 @@ def assert_no_thread_is_left() -> None:
     while any(thread.name == "assay-environment" for thread in threading.enumerate()):
         assert time.monotonic() < until, "a thread of an environment is still alive"
         time.sleep(0.02)
-
-
-def test_a_hanging_environment_leaves_no_thread_behind() -> None:
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=0.2)
-    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed):
-        agent(length=2)
-    agent, lm, _ = playing(["right", "right"])
-    with dspy.context(lm=lm):
-        agent(length=2)
-    assert_no_thread_is_left()
 
 
 def test_the_limit_of_tools_bounds_an_environment() -> None:
@@ -42,22 +31,6 @@ def test_a_run_that_is_stopped_stops_its_environment() -> None:
     with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
         within_limit(lambda: agent(length=2), "the run")
     assert_no_thread_is_left()
-
-
-def test_a_run_that_is_stopped_does_not_wait_for_its_environment_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited until it was stopped again, and then stopped whichever thread had the identifier by then."""
-    monkeypatch.setattr(limits, "STOP_AGAIN_S", 600)
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=600)
-    threads: list[threading.Thread] = []
-
-    def run() -> None:
-        threads.append(threading.current_thread())
-        agent(length=2)
-
-    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
-        within_limit(run, "the run")
-    threads[0].join(120)
-    assert not threads[0].is_alive()
 
 
 def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:

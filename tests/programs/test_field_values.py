@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from dspy.utils.exceptions import AdapterParseError
 
-from assay.programs.field_values import text_of_value, value_in
+from assay.programs.adapters import text_of_value, value_in
 
 
 class Color(enum.Enum):

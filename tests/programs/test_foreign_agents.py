@@ -10,10 +10,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from policy_stage import scripted_policy
 
 import assay
 from assay.datasets import Task
@@ -21,7 +23,7 @@ from assay.errors import BudgetExceeded, ConfigError, FailureKind
 from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter, with_recording
 from assay.models.embedded import PolicyBackend
-from assay.models.lm import lm_over
+from assay.models.lm import LanguageModel, lm_over
 from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
@@ -75,19 +77,31 @@ def _said(task: Any, prediction: Any, rollout: Any) -> bool:
     return "answer" in prediction
 
 
-@pytest.fixture
-def host(embedded: str, tmp_path: Path) -> Iterator[AgentHost]:
-    store, meter = Store(tmp_path / "a.db"), Meter()
+@contextmanager
+def hosting(policy: LanguageModel, folder: Path) -> Iterator[AgentHost]:
+    store, meter = Store(folder / "a.db"), Meter()
     recorder = Recorder(store, run_id="r")
-    policy = lm_over(PolicyBackend(embedded), embedded, max_tokens=8, seed=0).copy(top_p=1.0)
     lm = with_recording(policy, meter=meter, observers=[recorder.observe])
     rubric = assay.Rubric("said", [assay.Criterion(name="said", check=_said)])
     session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="the agent")
     session.register([TASK], "train")
-    gateway = PolicyGateway(store, embedded, accepts=["gpt-5-mini"])
+    gateway = PolicyGateway(store, lm.model, accepts=["gpt-5-mini"])
     yield AgentHost(session, gateway, store)
     gateway.close()
     store.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[AgentHost]:
+    with hosting(scripted_policy(), tmp_path) as host:
+        yield host
+
+
+@pytest.fixture
+def embedded_host(embedded: str, tmp_path: Path) -> Iterator[AgentHost]:
+    policy = lm_over(PolicyBackend(embedded), embedded, max_tokens=8, seed=0).copy(top_p=1.0)
+    with hosting(policy, tmp_path) as host:
+        yield host
 
 
 def command(code: str) -> CommandRunner:
@@ -100,34 +114,34 @@ CALLING = "task = json.load(sys.stdin)\n" + (
 
 
 @pytest.mark.slow
-def test_calls_of_a_function_are_turns_of_the_scored_rollout(host: AgentHost) -> None:
+def test_calls_of_a_function_are_turns_of_the_scored_rollout(embedded_host: AgentHost) -> None:
     answers: list[str] = []
 
     def agent(task: dict[str, Any]) -> dict[str, str]:
         answers.extend(ask(task, temperature=0, max_tokens=100, seed=1) for _ in range(3))
         return {"answer": answers[-1]}
 
-    run = host.run(CallableRunner(agent))
+    run = embedded_host.run(CallableRunner(agent))
     rollout = run.rollout
     assert run.prediction.answer == answers[-1]
     assert (rollout.score, rollout.status, rollout.source, rollout.task_id) == (1.0, "done", "program", "t")
     assert [call.t for call in rollout.transitions] == [0, 1, 2]
     assert [call.output for call in rollout.transitions] == answers
     for call in rollout.transitions:
-        assert call.model == host.session.lm.model
+        assert call.model == embedded_host.session.lm.model
         assert call.token_ids
         assert len(call.token_ids) == len(call.logprobs or ()) == call.completion_tokens
         assert call.completion_tokens <= 8  # the policy's limit, not the agent's
         assert (call.request["body"]["temperature"], call.request["body"].get("seed")) == (1.0, None)  # nor are these
     assert len(set(answers)) > 1  # sampled at the training's temperature and seeds, not at the agent's
-    host.store.flush()
-    stored = host.store.rollout(rollout.id)
+    embedded_host.store.flush()
+    stored = embedded_host.store.rollout(rollout.id)
     assert [(call.t, call.output, call.token_ids) for call in stored.transitions] == [
         (call.t, call.output, call.token_ids) for call in rollout.transitions
     ]
     assert stored.score == 1.0
-    assert host.session.meter.usage.calls == 3
-    assert host.session.recorder.unrecorded.calls == 0
+    assert embedded_host.session.meter.usage.calls == 3
+    assert embedded_host.session.recorder.unrecorded.calls == 0
 
 
 @pytest.mark.slow
@@ -144,9 +158,9 @@ def test_the_agents_of_a_rollout_are_named_by_a_header(host: AgentHost) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_calls(host: AgentHost) -> None:
+def test_the_same_seed_gives_the_same_calls(embedded_host: AgentHost) -> None:
     runner = CallableRunner(lambda task: " ".join(ask(task) for _ in range(2)))
-    first, second = host.run(runner), host.run(runner)
+    first, second = embedded_host.run(runner), embedded_host.run(runner)
     assert first.prediction.answer == second.prediction.answer
     assert first.rollout.id != second.rollout.id
 
@@ -252,18 +266,18 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHos
     assert len(host.store.rollout(run.rollout.id).transitions) == 1
 
 
-def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(host: AgentHost) -> None:
+def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(embedded_host: AgentHost) -> None:
     def agent(task: dict[str, Any]) -> str:
         threading.Thread(target=functools.partial(ask, task), daemon=True).start()
-        while not host.gateway.gateway.started:
+        while not embedded_host.gateway.gateway.started:
             time.sleep(0.001)
         return "5"
 
-    first = host.program(CallableRunner(ask))
+    first = embedded_host.program(CallableRunner(ask))
     first.reached.set()
     first.runner = CallableRunner(agent)
-    recorded = RecordedProgram(first, host.session)
-    rollout = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0].rollout
+    recorded = RecordedProgram(first, embedded_host.session)
+    rollout = TimeoutPool(calls_of([(recorded, TASK)], embedded_host.session), 1, 60).finished(None)[0].rollout
     assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
     assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
 
@@ -329,13 +343,15 @@ def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
     ("messages", "message"),
     [(None, "'messages' is required"), ([{"role": "user", "content": 3}], "to be a string or an array")],
 )
-def test_a_request_that_cannot_be_read_is_the_clients_error(host: AgentHost, messages: Any, message: str) -> None:
+def test_a_request_that_cannot_be_read_is_the_clients_error(
+    embedded_host: AgentHost, messages: Any, message: str
+) -> None:
     def agent(task: dict[str, Any]) -> str:
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask(task, messages=messages)
         return f"{refused.value.code} {json.loads(refused.value.read())['error']['message']}"
 
-    answer = host.run(CallableRunner(agent)).prediction.answer
+    answer = embedded_host.run(CallableRunner(agent)).prediction.answer
     assert answer.startswith("400 the engine of")
     assert message in answer
 

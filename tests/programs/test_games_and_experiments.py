@@ -1,7 +1,6 @@
 """The shipped environments: Nim against an opponent, and an oven with noisy yields."""
 
 import json
-import math
 import random
 from typing import Any
 
@@ -13,39 +12,17 @@ from hypothesis import strategies as st
 import assay
 from assay.datasets import Task, load_tasks
 from assay.errors import DataError, EnvironmentFailed
-from assay.programs import Environment, EnvironmentAgent, EnvironmentStep, Experimenter, InvalidAction, NimPlayer
-from assay.rubrics import NoGrade, load_rubric
+from assay.programs import EnvironmentAgent, Experimenter, InvalidAction, NimPlayer
+from assay.rubrics import NoGrade
 from assay.shipped.programs.experiment.checks import feasible_plans
-from assay.shipped.programs.experiment.program import Oven
-from assay.shipped.programs.experiment.tasks import ENERGY, HEATS, HOURS, MATERIALS, Experiment
 from assay.shipped.programs.nim.checks import nim_won
 from assay.shipped.programs.nim.program import Nim
-from assay.shipped.programs.nim.rules import NimRules, best_take, nim_problem
+from assay.shipped.programs.nim.rules import NimRules, nim_problem
 from assay.testing import scripted_lm
-from assay.testing.contracts import EnvironmentContract
 
 
 def nim(sticks: int = 7, skill: float = 1.0, seed: int = 0, most: int = 3) -> Task:
     return Task(id="1", inputs={"sticks": sticks, "most": most, "skill": skill, "seed": seed})
-
-
-class TestNim(EnvironmentContract):
-    def make(self) -> Environment:
-        return Nim()
-
-    def tasks(self) -> list[Task]:
-        return [nim(sticks, 0.5, seed) for sticks in (5, 9, 15) for seed in range(2)]
-
-
-class TestOven(EnvironmentContract):
-    def make(self) -> Environment:
-        return Oven()
-
-    def tasks(self) -> list[Task]:
-        return load_tasks("experiment:size=3&seed=4")
-
-    def action(self, step: EnvironmentStep, at: int) -> str:
-        return ("heat 50, hours 5", "heat 90, hours 8", "heat 40, hours 3")[at % 3]
 
 
 def answering(actions: Any) -> Any:
@@ -54,22 +31,6 @@ def answering(actions: Any) -> Any:
 
 
 # Nim
-
-
-def perfectly(request: Any) -> str:
-    """A model that plays the best move."""
-    left = int(request.messages[-1].text.split(" stick")[0].split()[-1].split("\n")[-1])
-    return json.dumps({"action": str(best_take(left, 3) or 1)})
-
-
-@pytest.mark.parametrize("skill", [0.0, 0.5, 1.0])
-def test_the_best_moves_win_every_game_of_the_data(skill: float) -> None:
-    tasks = load_tasks(f"nim:size=30&seed=2&skill={skill}")
-    with dspy.context(lm=scripted_lm(perfectly)):
-        for task in tasks:
-            result = NimPlayer()(**task.inputs)
-            assert result.reward == 1
-            assert nim_won(task, dict(result.items()), None).value == 1
 
 
 def test_a_skilled_opponent_wins_against_a_mistake() -> None:
@@ -117,20 +78,6 @@ def test_an_opponent_that_moves_in_the_agents_place_is_detected() -> None:
     games[0].reset(nim(sticks=10))
     with pytest.raises(EnvironmentFailed, match="the opponent cheated: it changed the sticks that are left, 9 to 7"):
         games[0].step("1")
-
-
-def test_an_opponent_that_raises_or_hangs_is_a_failure_of_the_environment() -> None:
-    def hangs(left: int, most: int, rng: random.Random) -> int:
-        while True:
-            math.sqrt(left)
-
-    def raises(left: int, most: int, rng: random.Random) -> int:
-        raise LookupError("no book of openings")
-
-    for opponent, message in ((hangs, "no result of step"), (raises, "LookupError: no book of openings")):
-        agent = EnvironmentAgent(lambda opponent=opponent: Nim(opponent), "Nim.", timeout_s=0.3)
-        with dspy.context(lm=answering(["1"])), pytest.raises(EnvironmentFailed, match=message):
-            agent(**nim(sticks=8).inputs)
 
 
 def record(*moves: tuple[Any, Any]) -> dict[str, Any]:
@@ -189,72 +136,6 @@ def test_nim_data_can_be_won_and_is_checked() -> None:
 
 def experiment(material: str = "iron", seed: int = 1, trials: int = 3, noise: float = 5.0) -> Task:
     return Task(id="1", inputs={"material": material, "trials": trials, "noise": noise, "seed": seed})
-
-
-def test_the_last_trial_counts_without_noise() -> None:
-    best = Experiment.of(experiment().inputs, 1)
-    plans = ["heat 20, hours 1", "heat 90, hours 8", f"heat {best.heat}, hours {best.hours}"]
-    with dspy.context(lm=answering(plans)):
-        result = Experimenter()(**experiment().inputs)
-    assert [step["reward"] for step in result.steps] == [0.0, 0.0, 1.0]
-    assert [step["info"]["feasible"] for step in result.steps] == [True, False, True]
-    assert (
-        "Failed: 90 degrees for 8 hours need 720 units of energy, and there are 400."
-        in (result.steps[1]["observation"])
-    )
-    assert result.done
-    score = load_rubric("experiment").score(experiment(), dict(result.items()))
-    assert score.grades == {"yield_share": 1.0, "feasible": pytest.approx(2 / 3)}
-    assert score.value == pytest.approx((4 * 1 + 2 / 3) / 5)
-
-
-def test_outcomes_are_noisy_and_the_same_for_every_rollout() -> None:
-    experiments = [Experiment.of(experiment().inputs, seed) for seed in (1, 1, 2)]
-    one, same, other = ([trial.measured(60, 4, at) for at in range(1, 200)] for trial in experiments)
-    assert one == same != other
-    mean = sum(one) / len(one)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in one) / len(one))
-    assert deviation == pytest.approx(5.0, abs=1.0)
-    assert mean == pytest.approx(90 * experiments[0].share(60, 4), abs=1.5)
-
-
-def test_the_agent_sees_its_material_in_each_trial_also_after_a_plan_that_failed() -> None:
-    prompts: list[str] = []
-
-    def script(request: Any) -> str:
-        prompts.append("\n".join(message.text or "" for message in request.messages))
-        return json.dumps({"action": "heat 100, hours 8"})  # 800 units of energy
-
-    with dspy.context(lm=scripted_lm(script)):
-        steps = Experimenter()(**experiment().inputs).steps
-    assert not any(step["info"]["feasible"] for step in steps)
-    assert [prompt.count("A sample of iron.") for prompt in prompts] == [1, 1, 1]
-    assert prompts[2].index("A sample of iron.") < prompts[2].index("heat 100, hours 8: Failed")
-
-
-def test_every_experiment_has_a_feasible_best_plan() -> None:
-    for material in MATERIALS:
-        bests = set()
-        for seed in range(60):
-            trial = Experiment.of({"material": material}, seed)
-            shares = {(heat, hours): trial.share(heat, hours) for heat in HEATS for hours in HOURS}
-            assert max(shares, key=shares.__getitem__) == (trial.heat, trial.hours)
-            assert shares[trial.heat, trial.hours] == 1
-            assert trial.heat * trial.hours <= ENERGY
-            assert all(share == 0 for (heat, hours), share in shares.items() if heat * hours > ENERGY)
-            bests.add((trial.heat, trial.hours))
-        assert len(bests) > 3, f"{material} has one best plan: there is nothing to adapt to"
-
-
-def test_a_plan_that_cannot_be_read_is_refused_and_uses_no_trial() -> None:
-    oven = Oven()
-    oven.reset(experiment(trials=1))
-    for text in ("", "hot", "heat 50", "heat 50, hours 5, please", "heat -5, hours 5", "heat ٥٠, hours x"):
-        with pytest.raises(InvalidAction, match="write a plan"):
-            oven.step(text)
-    assert oven.step("heat 9999, hours 5").info == {"share": 0.0, "feasible": False}
-    with pytest.raises(InvalidAction, match="no trials are left"):
-        oven.step("heat 50, hours 5")
 
 
 def test_refused_plans_are_not_feasible() -> None:

@@ -45,25 +45,6 @@ def guided(expected: dict[str, Any]) -> tuple[Any, list[tuple[str, str, str]], i
     return result, steps, len(calls)
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        {"answer": "38 metres", "passages": ["stands 38 metres"]},
-        {"answer": "38 metres", "passages": ["the Marlow  mill STANDS 38 metres"]},
-        {"answer": ["38 metres", "38 m"], "passages": "The Marlow mill stands 38 metres high.", "source": "inn.txt"},
-    ],
-)
-def test_a_guided_run_makes_no_call_and_reads_as_the_labels_say(expected: dict[str, Any]) -> None:
-    result, steps, calls = guided(expected)
-    assert (result.answer, result.abstained, result.citation["text"], calls) == (
-        "38 metres", False, DOCUMENTS[1]["text"], 0,
-    )  # fmt: skip
-    assert [step[0] for step in steps][-2:] == ["read", "respond"]
-    assert all((answers == "yes") == ("38 metres" in passage) for name, passage, answers in steps if name == "read")
-    assert all(passage.startswith("<passage source=") for _, passage, _ in steps)
-    assert steps[-1][2] == "38 metres"
-
-
 def test_a_document_can_be_named_as_the_source() -> None:
     result, _, calls = guided({"answer": "12 metres", "source": "inn.txt"})
     assert (result.answer, result.citation["source"], calls) == ("12 metres", "inn.txt", 0)

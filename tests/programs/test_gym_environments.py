@@ -10,9 +10,8 @@ import pytest
 
 from assay.datasets import Task
 from assay.errors import ConfigError, EnvironmentFailed
-from assay.programs import Environment, EnvironmentAgent, EnvironmentStep, GymEnvironment, InvalidAction
+from assay.programs import EnvironmentAgent, GymEnvironment, InvalidAction
 from assay.testing import scripted_lm
-from assay.testing.contracts import EnvironmentContract
 
 
 class Discrete:
@@ -48,31 +47,8 @@ class Doors:
         self.closed += 1
 
 
-class TestDoors(EnvironmentContract):
-    def make(self) -> Environment:
-        return GymEnvironment(Doors())
-
-    def tasks(self) -> list[Task]:
-        return [Task(id=str(seed), inputs={"seed": seed}) for seed in range(3)]
-
-
 def task(seed: int = 0, **inputs: Any) -> Task:
     return Task(id="1", inputs={"seed": seed, **inputs})
-
-
-def test_a_discrete_space_is_a_list_of_actions() -> None:
-    environment = GymEnvironment(Doors(), actions=["red", "green", "blue"], render=lambda seen: f"{seen['left']} tries")
-    first = environment.reset(task(1))
-    assert first == EnvironmentStep(
-        observation="2 tries", actions=("red", "green", "blue"), info={"prize": random.Random(1).randrange(3)}
-    )
-    won = environment.step(("red", "green", "blue")[int(first.info["prize"])])
-    assert (won.reward, won.done, won.actions) == (1.0, True, ())
-    with pytest.raises(InvalidAction, match="the episode has ended"):
-        environment.step("red")
-    environment.reset(task(1))
-    with pytest.raises(InvalidAction, match="'black' is none of red, green, blue"):
-        environment.step("black")
 
 
 def test_numbers_of_actions_start_where_the_space_does() -> None:
@@ -163,33 +139,3 @@ def test_a_large_array_needs_render() -> None:
     with pytest.raises(ConfigError, match=r"array of 7,056 numbers: pass render"):
         GymEnvironment(Pixels()).reset(task())
     assert GymEnvironment(Pixels(), render=lambda seen: f"{seen.shape}").reset(task()).observation == "(84, 84)"
-
-
-def test_an_agent_plays_a_gym_environment_and_closes_it() -> None:
-    made: list[Doors] = []
-
-    def make() -> GymEnvironment:
-        made.append(Doors(tries=5))
-        return GymEnvironment(made[-1])
-
-    answers = iter(["0", "1", "2"])
-    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"action": next(answers)}))):
-        result = EnvironmentAgent(make, "Open a door.")(seed=3)
-    assert result.reward == 1
-    assert result.done
-    assert [door.closed for door in made] == [1]
-
-
-def test_gymnasiums_own_environments_are_played() -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-
-    def make() -> GymEnvironment:
-        return GymEnvironment(
-            gymnasium.make("FrozenLake-v1", is_slippery=False), actions=["left", "down", "right", "up"]
-        )
-
-    way = iter(["down", "down", "right", "right", "down", "right"])
-    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"action": next(way)}))):
-        result = EnvironmentAgent(make, "Cross the lake.")(seed=3)
-    assert result.done
-    assert result.reward == 1

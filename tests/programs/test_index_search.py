@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from indexed_documents import docs as docs
-from indexed_documents import rows, sources
+from indexed_documents import sources
 from indexed_documents import url as url
 
 import assay
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, StoreError
-from assay.programs import DocumentIndex, Memory, TextRetriever
+from assay.programs import DocumentIndex, Memory
 from assay.programs.retrieval import fulltext
-from assay.programs.retrieval.fulltext import Candidate, by_proximity, inverse_frequency, searched, words_of
-from assay.programs.retrieval.retriever import fused, passages_of
+from assay.programs.retrieval.fulltext import searched, words_of
+from assay.programs.retrieval.retriever import fused
 from assay.traces.store.location import store_url
 
 
@@ -29,19 +29,6 @@ def letters(texts: list[str]) -> Any:
         for one, two in pairwise(lowered):
             row[26 * one + two] += 1
     return vectors
-
-
-def test_dense_search_finds_what_no_word_matches(url: str, docs: Path) -> None:
-    report = assay.index(docs, store=url, embedder=letters)
-    assert report.embedded == 2
-    assert assay.index(docs, store=url, embedder=letters).embedded == 0
-    assert sources(url, "handwheels of hollinlock") == []
-    index = DocumentIndex(url, embedder=letters)
-    assert index.search("handwheels of hollinlock", 1)[0].source == "sub/gate.txt"
-    (docs / "sub" / "gate.txt").write_text("The gate of Hollin lock is opened by a crank handle.\n")
-    assert assay.index(docs, store=url, embedder=letters).embedded == 1
-    assert index.search("crankhandles of hollinlock", 1)[0].text.endswith("crank handle.")  # noticed by the same object
-    assert rows(url) == (2, 2, 2)
 
 
 def test_a_failing_embedder_leaves_the_full_text_index(docs: Path) -> None:
@@ -63,19 +50,6 @@ def test_ranks_are_fused_by_their_reciprocals() -> None:
     assert list(fused([["a", "b"], ["b", "c"]])) == ["b", "a", "c"]
 
 
-def test_passages_end_at_paragraphs_lines_sentences_or_words() -> None:
-    text = "one two.\n\nthree four.\nfive six. seven eight nine ten"
-    assert list(passages_of([text], 24)) == [
-        (1, "one two."),
-        (3, "three four."),
-        (4, "five six."),
-        (4, "seven eight nine ten"),
-    ]
-    assert list(passages_of(["x" * 25], 10)) == [(1, "x" * 10), (1, "x" * 10), (1, "x" * 5)]
-    assert list(passages_of(["\n\n --- \n", "a", "b\n"], 100)) == [(3, "--- \nab")]
-    assert list(passages_of(["- - -\n***\n"], 100)) == []
-
-
 def test_common_words_are_left_out() -> None:
     assert words_of("What is the height of the weir?") == ["height", "weir"]
     assert words_of("to be or not to be") == ["not"]
@@ -84,57 +58,12 @@ def test_common_words_are_left_out() -> None:
     assert words_of("?!") == []
 
 
-def test_neighbours_in_the_query_that_are_neighbours_in_a_passage_count_more(url: str, tmp_path: Path) -> None:
-    """All words are as frequent in both passages, which are equally long: only the order of the words differs."""
-    folder = tmp_path / "order"
-    folder.mkdir()
-    texts = {
-        "a.txt": "Marlow has a lock; the station is in Hollin.",
-        "b.txt": "Hollin has a lock; in Marlow the station is.",
-    }
-    others = {f"{at}.txt": f"Nothing of this is in passage {at} of the folder." for at in range(9)}
-    for name, text in (texts | others).items():
-        (folder / name).write_text(text)
-    assay.index(folder, store=url)
-    for query, found in (("Marlow station", "b.txt"), ("the lock and the station", "a.txt")):
-        for retriever in (DocumentIndex(url), TextRetriever(texts | others)):
-            assert retriever.search(query, 1)[0].source == found
-
-
 def test_frequent_words_are_not_searched_for_where_rarer_ones_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fulltext, "MOST_RANKS", 40)
     assert fulltext.rarest({"common": 90, "rare": 3, "other": 4}, most=5) == ("other", "rare")  # 7 <= 40 / 3 < 97
     assert fulltext.rarest({"common": 90, "rare": 3}, most=5) == ("common", "rare")  # 3 passages are too few
     assert fulltext.rarest({"common": 90, "much": 95}, most=5) == ("common",)
     assert fulltext.rarest({}, most=5) == ()
-
-
-@pytest.mark.parametrize("most", [20_000, 9])
-def test_a_limit_on_the_ranked_passages_keeps_the_order(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(fulltext, "MOST_RANKS", most)
-    monkeypatch.setattr(fulltext, "MOST_COUNTED", most)
-    (folder := tmp_path / "stations").mkdir()
-    for at in range(300):
-        (folder / f"{at:03d}.txt").write_text(f"Station {at} has a pump{' of Marlow' if at % 4 == 0 else ''}.")
-    assay.index(folder, store=url)
-    assay.index(folder, store=url, name="another")  # its passages count, and are not found
-    found = [passage.source for passage in DocumentIndex(url).search("Marlow station pump", 100)]
-    assert [int(name[:3]) % 4 == 0 for name in found] == [True] * 75 + [False] * 25  # those with Marlow, then others
-
-
-def test_the_bonus_of_a_pair_is_half_of_its_smaller_weight() -> None:
-    """a b: 1 + 0.5 * min(3, 2) = 2.0 and b c: min(2, 0) = 0, so the passages have 2.0, 1.9 and 1.0."""
-    candidates = [
-        Candidate(1, 1.9, ["b", "a", "c"]),
-        Candidate(2, 1.0, ["b", "c", "a"]),
-        Candidate(3, 1.0, ["x", "a", "b"]),
-    ]
-    weights = {"a": 3.0, "b": 2.0, "c": 0.0}
-    assert [found.id for found in by_proximity(candidates, ["a", "b", "c"], weights.__getitem__)] == [3, 1, 2]
-    assert [found.id for found in by_proximity(candidates, ["a"], weights.__getitem__)] == [1, 2, 3]
-    assert inverse_frequency(0, 10) == inverse_frequency(9, 10) == 0.0
 
 
 def test_an_embedder_without_vectors_in_the_index_is_refused(url: str, docs: Path, own_folder: Path) -> None:

@@ -57,18 +57,6 @@ def test_a_touched_file_is_compared_by_its_hash(url: str, docs: Path) -> None:
     assert (counts(report), report.passages_written) == ((0, 0, 2, 0), 0)
 
 
-def test_a_change_of_equal_size_within_the_time_stamp_is_noticed(url: str, docs: Path) -> None:
-    """A file that changed just before it was read may change again without another time stamp."""
-    file = docs / "pump.md"
-    file.write_text("The valve is made of brass.")
-    stamp = file.stat().st_mtime_ns
-    assay.index(docs, store=url)
-    file.write_text("The valve is made of steel.")
-    os.utime(file, ns=(stamp, stamp))
-    assert counts(assay.index(docs, store=url)) == (0, 1, 1, 0)
-    assert "steel" in DocumentIndex(url).search("valve")[0].text
-
-
 def test_files_that_are_not_text_are_skipped_and_counted(docs: Path) -> None:
     (docs / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0" * 100)
     (docs / "packed.gz").write_bytes(os.urandom(5000))
@@ -115,23 +103,6 @@ def test_a_name_that_is_not_utf8_is_escaped(docs: Path) -> None:
     assert counts(assay.index(docs, store="s.db"))[3] == 0
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_again(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, real = docs / "pump.md", folders.open_text.blocks
-    changes = iter([True, False, False])
-
-    def blocks(self: Any) -> Iterator[str]:
-        for block in real(self):
-            if self.file.name == "pump.md" and next(changes, False):
-                file.write_text("Now the pumps of Marlow are idle, and this text is longer than it was before.")
-            yield block
-
-    monkeypatch.setattr(folders.open_text, "blocks", blocks)
-    report = assay.index(docs, store="s.db")
-    assert (counts(report), dict(report.skipped)) == ((2, 0, 0, 0), {})
-    assert [p.text[:27] for p in DocumentIndex("s.db").search("pumps of Marlow")] == ["Now the pumps of Marlow are"]
-    assert rows("s.db") == (2, 2, 0)
-
-
 def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assay.index(docs, store="s.db")
     file, real = docs / "pump.md", folders.open_text.blocks
@@ -163,29 +134,6 @@ def test_a_file_that_vanishes_after_the_listing_is_no_error(docs: Path) -> None:
     engine.dispose()
     assert (updated.removed, updated.unchanged, dict(updated.skipped)) == (1, 1, {})
     assert sources("s.db", "litres of Marlow") == []
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="changes the user to lose access")
-def test_documents_of_an_unreadable_folder_stay(docs: Path) -> None:
-    assay.index(docs, store="s.db")
-    (docs / "sub").chmod(0)
-    code = (
-        "import os, sys, assay; os.chmod('.', 0o777); os.setgid(65534); os.setuid(65534)\n"
-        f"from assay.programs.retrieval.building import FolderFiles\nfrom pathlib import Path\n"
-        f"listed = FolderFiles.of(Path({str(docs)!r}))\nprint(listed.unreadable, dict(listed.skipped))"
-    )
-    docs.parent.chmod(0o755)
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if "['sub']" not in seen.stdout:
-        pytest.skip(f"the folder of the test is not accessible to another user: {seen.stdout}{seen.stderr[-200:]}")
-    listed = folders.FolderFiles.of(docs)
-    listed.files = [file for file in listed.files if not file.name.startswith("sub/")]
-    listed.unreadable = ["sub"]
-    engine = open_engine("sqlite:///s.db")
-    updated = update_index(engine, docs, "documents", listed=listed)
-    engine.dispose()
-    assert updated.removed == 0
-    assert sources("s.db", "hand wheel of Hollin lock") == ["sub/gate.txt"]
 
 
 @pytest.mark.chaos
@@ -237,23 +185,6 @@ def test_another_passage_size_reads_all_files_again(docs: Path) -> None:
     assert assay.index(docs, store="s.db").passages == 3
     report = assay.index(docs, store="s.db", passage_chars=200)
     assert (counts(report), report.passages) == ((0, 3, 0, 0), 7)
-
-
-def test_indexes_and_folders_of_one_store_are_separate(url: str, docs: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "pump.md").write_text("The pumps of Aske are new.")
-    assay.index(docs, store=url)
-    assay.index(other, store=url)
-    assay.index(other, store=url, name="two")
-    assert sorted(sources(url, "pumps")) == ["pump.md", "pump.md"]
-    assert sources(url, "pumps", name="two") == ["pump.md"]
-    report = assay.index(other, store=url, remove=True)
-    assert (report.removed, report.documents) == (1, 2)
-    assert [p.text for p in DocumentIndex(url).search("pumps of Aske")] == [
-        "# Pumps\n\nThe pumps of Marlow station lift 420 litres a second."
-    ]
-    assert sources(url, "pumps of Aske", name="two") == ["pump.md"]
 
 
 def test_passages_of_another_index_do_not_displace_those_of_this_one(tmp_path: Path, docs: Path) -> None:

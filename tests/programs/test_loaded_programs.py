@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ from own_programs import answer, compiled, write_program
 
 import assay
 from assay.errors import ConfigError, RubricError
-from assay.programs import make_adapter
 from assay.testing import scripted_lm
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
@@ -110,39 +108,6 @@ def test_a_nearest_demonstrations_program_streams_to_its_listeners(tmp_path: Pat
     assert loaded.dump_state() == before
 
 
-def test_concurrent_calls_stream_with_their_own_demonstrations(tmp_path: Path) -> None:
-    loaded, together = nearest_winner(tmp_path), threading.Barrier(len(FRUITS))
-
-    def at_once(request: Any) -> str:
-        together.wait(120)
-        return demonstrated(request)
-
-    async def all_of_them() -> list[tuple[str, Any]]:
-        return await asyncio.gather(*(streamed(loaded, f"{fruit} again") for fruit in FRUITS))
-
-    with dspy.context(lm=scripted_lm(at_once)):
-        result = asyncio.run(all_of_them())
-    assert [(heard, prediction.answer) for heard, prediction in result] == [
-        (" ".join([fruit.upper()] * 12),) * 2 for fruit in FRUITS
-    ]
-
-
-def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(
-        "import dspy\nclass QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.answer = dspy.Predict('question -> answer')\n"
-        "        self.other = dspy.Predict('question -> answer')\n"
-        "        self.other.lm = dspy.LM('openai/of-its-own', api_key='x')\n"
-        "    def forward(self, question):\n        return self.answer(question=question)\n"
-        "    async def aforward(self, question):\n        said = await self.answer.acall(question=question)\n"
-        "        return dspy.Prediction(answer='async ' + said.answer)\n"
-    )
-    loaded = assay.load(compiled(f"{tmp_path}/p.py:QA", tmp_path / "job"))
-    with dspy.context(lm=scripted_lm(answer)):
-        assert asyncio.run(loaded.acall(question="?")).answer == "async 4"
-    assert loaded.other.lm.model == "openai/of-its-own"
-
-
 def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +119,7 @@ def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
         requests.append((program, options.get("model")))
         return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}), called={"model": options.get("model")})
 
-    monkeypatch.setattr("assay.api.compare.evaluate", evaluated)
+    monkeypatch.setattr("assay.commands.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
     report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
     assert requests == [("p.py:P", measured), (str(folder), measured)]
@@ -168,15 +133,3 @@ def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:
         assay.evaluate(
             lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer)
         )  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("prompt_format", ["json", "xml", "chat"])
-def test_fields_of_marked_formats_are_streamed(prompt_format: str) -> None:
-    words = " ".join(["plum"] * 12)
-    answers = {
-        "json": json.dumps({"answer": words}), "xml": f"<answer>\n{words}\n</answer>",
-        "chat": f"[[ ## answer ## ]]\n{words}\n\n[[ ## completed ## ]]",
-    }  # fmt: skip
-    with dspy.context(lm=scripted_lm(lambda _: answers[prompt_format]), adapter=make_adapter(prompt_format)):
-        heard, prediction = asyncio.run(streamed(dspy.Predict("question -> answer"), "which?"))
-    assert heard.strip() == prediction.answer == words

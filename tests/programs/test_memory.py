@@ -19,7 +19,7 @@ from assay.programs.agent import GUIDE
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
 from assay.traces.recorder import Recorder
-from assay.traces.records import Rollout, ToolCall, Transition, person_digest, subject_digest
+from assay.traces.records import Rollout, ToolCall, Transition, person_digest
 from assay.traces.store import Store
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.tables import metadata
@@ -143,16 +143,6 @@ def test_erasure_reaches_rollouts_without_a_subject_in_which_facts_were_recalled
         assert {rollout.task_id for rollout in store.rollouts()} == ids.keys() - {"recalled"}
 
 
-def test_erasure_names_facts_about_others_that_have_the_name(url: str) -> None:
-    with Store(url) as store:
-        memory = Memory(store)
-        memory.remember("Zoë Lovelace", "likes tea in the morning")
-        kept = memory.remember("Bob", "has a colleague, ZOE\u0308  LOVELACE, who is allergic")
-        memory.remember("Bob", "reads Zoë Lovelacean novels")
-    report = forget_subject("zoë lovelace", store=url).to_dict()
-    assert (report["facts_removed"], report["naming_facts"]) == (1, [kept.id])
-
-
 def test_erasure_reaches_more_rollouts_than_a_statement_has_parameters(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
 
@@ -172,21 +162,6 @@ def test_erasure_reaches_more_rollouts_than_a_statement_has_parameters(tmp_path:
         erased = erase_subject(store, "Ada")
         assert (erased.removed, erased.facts) == (1000, 1)
         assert [rollout.id for rollout in store.rollouts()] == ["kept"]
-
-
-def test_a_name_is_the_same_person_in_both_unicode_forms(tmp_path: Path) -> None:
-    composed, decomposed = "Jos\u00e9", "Jose\u0301"
-    with Store(tmp_path / "s.db") as store:
-        memory = Memory(store)
-        memory.remember(composed, "555-1234", about="phone")
-        memory.remember(decomposed, "555-9876", about="phone")
-        assert [fact.text for fact in memory.recall("phone", subject=composed)] == ["555-9876"]
-        for name in (composed, decomposed):
-            store.put_rollout(Rollout(task_id="t", inputs={"question": name}, data_subject=name))
-    report = forget_subject(decomposed, store=tmp_path / "s.db").to_dict()
-    assert (report["removed"], report["facts_removed"]) == (2, 2)
-    with Store(tmp_path / "s.db") as store:
-        assert all(store.forgotten().covers(subject_digest(name), None) for name in (composed, decomposed))
 
 
 def test_a_person_is_found_by_the_hash_that_earlier_versions_stored(tmp_path: Path) -> None:
@@ -247,16 +222,6 @@ def test_an_agent_uses_the_tools_of_a_person(tmp_path: Path) -> None:
         "forgotten",
     ]
     assert memory.recall("phone", subject="Ada") == []
-
-
-def test_a_conversation_finds_a_fact_by_the_name_of_its_field(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    memory.remember("Ada", "telephone: 555-1", about="phone")
-    form = {"phone": "how to reach the customer"}  # described in other words than before
-    talk = {"service": "You take bookings.", "form": form, "person": "Ada", "personal": ["phone"]}
-    with dspy.context(lm=scripted_lm(lambda request: "{}")):
-        result = Converse(memory=memory)(message="A table, please.", **talk)
-    assert result.outcome == {"phone": "555-1"}
 
 
 def listening(request: Any) -> str:

@@ -13,8 +13,7 @@ from own_programs import RUBRIC, answer, rows
 import assay
 from assay.cli.main import group
 from assay.errors import ProgramError
-from assay.programs import program_fields
-from assay.programs.loading import load_program, program_inputs
+from assay.programs.loading import load_program
 from assay.testing import scripted_lm
 
 PROGRAMS = """
@@ -162,18 +161,6 @@ def test_a_function_object_is_refused_as_its_name_is(place: Path) -> None:
 
     with pytest.raises(ProgramError, match=r"dspy\.Predict"):
         compiled(solve)
-
-
-def test_the_instance_of_a_method_is_no_input_whatever_its_name(place: Path) -> None:
-    program = load_program("mine.py:QA(k=1)")
-    fields = program_fields(program)
-    assert fields is not None
-    assert (list(fields.required), list(fields.optional)) == (["question"], ["hint"])
-    assert program_inputs(type(program)) == ["question"]
-    later = program_fields(load_program("mine.py:Later"))
-    assert later is not None
-    assert "this" not in later.inputs
-    assert "question" in later.inputs
 
 
 def test_a_named_program_with_arguments_runs_on_the_command_line(place: Path) -> None:

@@ -57,28 +57,6 @@ def test_changed_source_is_refused_before_it_runs(tmp_path: Path, wrong: str) ->
         assay.load(artifact)
 
 
-def test_listed_extra_files_are_in_the_artifact(tmp_path: Path) -> None:
-    (tmp_path / "p").mkdir()
-    source = (
-        "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\n"
-        "WORD = (Path(__file__).parent / 'words.txt').read_text()\n"
-    )
-    source += (
-        "class QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.answer = dspy.Predict('question -> answer')\n"
-    )
-    source += (
-        "    def forward(self, question):\n"
-        "        return dspy.Prediction(answer=WORD + self.answer(question=question).answer)\n"
-    )
-    (tmp_path / "p" / "p.py").write_text(source)
-    (tmp_path / "p" / "words.txt").write_text("word ")
-    artifact = compiled(f"{tmp_path}/p/p.py:QA", tmp_path / "job")
-    shutil.rmtree(tmp_path / "p")
-    with dspy.context(lm=scripted_lm(answer)):
-        assert assay.load(artifact)(question="?").answer == "word 4"
-
-
 def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
     kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
     signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
@@ -89,7 +67,7 @@ def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
     assert assay.load(artifacts[0]).k == 3
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(artifacts[1])(question="?").answer == "4"
-    from assay.programs.constructor import constructor_config
+    from assay.programs.state import constructor_config
 
     built = dspy.Predict(**constructor_config(dspy.Predict(signature)))
     assert built.signature.equals(dspy.Signature(signature))

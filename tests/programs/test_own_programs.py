@@ -64,16 +64,6 @@ def test_checks_and_judges_import_from_their_folder_the_working_directory_and_th
     assert assay.load_judge(f"{tmp_path}/rubrics/judging.py:mood").labels == ("no", "yes")
 
 
-def test_modules_of_the_working_directory_are_importable_by_name(tmp_path: Path, monkeypatch: Any) -> None:
-    write_program(tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
-    assert str(tmp_path / "work") not in sys.path
-    assert load_program("agent:QA").k == 1
-    (tmp_path / "work" / "checks_here.py").write_text("def right(task, prediction, rollout): return 1.0\n")
-    (tmp_path / "r.yaml").write_text(RUBRIC.replace("contains", "checks_here:right"))
-    assert assay.load_rubric(tmp_path / "r.yaml").criteria[0].check is not None
-
-
 DYNAMIC = """
 import importlib
 from importlib import import_module, resources

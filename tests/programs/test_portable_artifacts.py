@@ -203,19 +203,6 @@ def test_settings_of_the_environment_are_no_files_of_the_program(home: Path) -> 
     assert any(".env" in note for note in report.to_dict()["notes"])
 
 
-def test_the_data_and_files_of_its_format_next_to_it_are_not_copied_unopened(home: Path) -> None:
-    top = "DATA, HELDOUT, FACTS = 'rows.jsonl', 'heldout.jsonl', 'facts.txt'\nFOLDER = Path(__file__).parent / 'sets'"
-    data = rows(home / "project")
-    files = {"agent.py": program("''", top=top), "heldout.jsonl": "{}", "facts.txt": "F"}
-    assert source(compiled_in(home, files, "agent.py:QA", data=data).artifact) == ["agent.py", "facts.txt"]
-    for file in (home / "project").iterdir():
-        file.unlink()
-    (home / "project" / "sets").mkdir()
-    data = rows(home / "project" / "sets")
-    files = {"agent.py": program("''", top=top), "sets/facts.txt": "F"}
-    assert source(compiled_in(home, files, "agent.py:QA", data=data, out="second").artifact) == ["agent.py"]
-
-
 def test_nothing_private_goes_with_a_folder_that_the_code_names(home: Path) -> None:
     names = [".env", "prod.env", "api-key.txt", "OpenAI API Key.txt", "gcp-service-account.json", "id_ecdsa",
              "vault.kdbx", "secrets/prod.json", "access_token.json", ".aws/config"]  # fmt: skip

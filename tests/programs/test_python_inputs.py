@@ -131,29 +131,6 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
     )
 
 
-def test_a_returned_mapping_becomes_the_prediction_fields() -> None:
-    class Maps(dspy.Module):
-        def forward(self, question: str) -> Any:
-            return {"answer": adds(question)}
-
-    assert (
-        assay.evaluate(Maps(), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer)).to_dict()["result"]["score"]
-        == 1.0
-    )
-
-
-def test_functions_and_agents_are_loaded_by_name(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import dspy\ndef adds(question):\n    return question.split()[2]\n"
-        "class Agent:\n    def set_parameters(self, parameters): pass\n"
-        "    def execute(self, task): return adds(**task)\n"
-        "def make():\n    return dspy.Predict('question -> answer')\n"
-    )
-    for name in ("adds", "Agent", "make"):
-        report = assay.evaluate(f"{tmp_path}/mine.py:{name}", rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
-        assert report.to_dict()["result"]["score"] == 1.0, name
-
-
 def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="no prompts to compile"):
         assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
@@ -165,42 +142,6 @@ def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> Non
 
     with pytest.raises(ProgramError, match="no set_parameters"):
         assay.evaluate(Half(), rubric=rubric(), data=ROWS)
-
-
-def test_the_model_of_dspys_settings_is_the_default(tmp_path: Path) -> None:
-    own_lm, other = scripted_lm(as_answer), scripted_lm(as_answer)
-    with dspy.context(lm=own_lm):
-        report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS)
-        assert report.to_dict()["result"]["score"] == 1.0
-        calls = own_lm.scripted.calls
-        assert calls >= 2
-        assert assay.collect(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, n=1).evaluation.results
-        assert own_lm.scripted.calls > calls
-        calls = own_lm.scripted.calls
-        assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=other, seed=1)
-        assert own_lm.scripted.calls == calls
-        compiled = assay.compile(
-            dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, optimizer="labeled", out=tmp_path / "a"
-        )
-    assert json.loads((compiled.artifact / "manifest.json").read_text())["model"] == "scripted/model"
-
-
-def test_reports_have_a_one_line_repr_and_escape_their_html(tmp_path: Path) -> None:
-    report = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
-    assert repr(report).startswith("EvaluationReport(split=val, score=1.000 [")
-    assert len(repr(report)) < 200
-    compiled = assay.compile(
-        dspy.Predict("question -> answer"),
-        rubric=rubric(),
-        data=ROWS,
-        optimizer="labeled",
-        lm=scripted_lm(as_answer),
-        out=tmp_path / "<b>",
-    )
-    assert "winner=" in repr(compiled)
-    output = compiled._repr_html_()
-    assert "&lt;b&gt;" in output
-    assert "<b>" not in output
 
 
 def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> None:

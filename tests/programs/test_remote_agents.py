@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from policy_stage import scripted_policy
 
 import assay
 from assay.datasets import Task
 from assay.errors import AssayError, ConfigError, FailureKind, ModelError
 from assay.evaluation import RecordedProgram, Session
 from assay.models import Meter, with_recording
-from assay.models.embedded import PolicyBackend
-from assay.models.lm import lm_over
 from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
@@ -54,15 +53,14 @@ def solve(task: dict[str, Any]) -> str:
 class Trainer:
     """What of a training serves runners: gateway, leases, and runs of the agent on one task."""
 
-    def __init__(self, model: str, folder: Path, leases: Leases) -> None:
+    def __init__(self, folder: Path, leases: Leases) -> None:
         self.store, self.leases = Store(folder / "a.db"), leases
         recorder = Recorder(self.store, run_id="r")
-        policy = lm_over(PolicyBackend(model), model, max_tokens=8, seed=0).copy(top_p=1.0)
-        lm = with_recording(policy, meter=Meter(), observers=[recorder.observe])
+        lm = with_recording(scripted_policy(), meter=Meter(), observers=[recorder.observe])
         rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
         self.session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=lm.recording.meter)
         self.session.register([TASK], "train")
-        self.gateway = PolicyGateway(self.store, model, key=KEY)
+        self.gateway = PolicyGateway(self.store, lm.model, key=KEY)
         self.gateway.add_routes(leases.add_to)
         self.gateway.add_routes(lambda app: app.middlewares.append(self._proxy))
         self.faults: list[str] = []  # ends of paths, whose next request gets a 503
@@ -97,8 +95,8 @@ def said(task: Any, prediction: Any, rollout: Any) -> bool:
 
 
 @pytest.fixture
-def trainer(embedded: str, tmp_path: Path) -> Iterator[Trainer]:
-    trainer = Trainer(embedded, tmp_path, Leases(heartbeat_s=0.2, patience_s=120.0))
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path, Leases(heartbeat_s=0.2, patience_s=120.0))
     yield trainer
     trainer.gateway.close()
     trainer.store.close()
@@ -368,9 +366,9 @@ def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
     assert run.value().rollout.status == "failed"
 
 
-def test_a_training_with_remote_runners_needs_a_key(embedded: str) -> None:
-    from assay.api.train import train
+def test_a_training_with_remote_runners_needs_a_key(model_name: str) -> None:
+    from assay.commands.train import train
 
     rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
     with pytest.raises(ConfigError, match="runners on other machines need a key"):
-        train(agent="remote", rubric=rubric, data="arithmetic:terms=2-2&digits=1-1&size=60", name="m", model=embedded)
+        train(agent="remote", rubric=rubric, data="arithmetic:terms=2-2&digits=1-1&size=60", name="m", model=model_name)

@@ -12,7 +12,8 @@ from sandbox_attacks import isolated as isolated
 from sandbox_attacks import nothing_left as nothing_left
 
 from assay.errors import ConfigError, SandboxError
-from assay.programs.sandbox import available, execution, isolation, run
+from assay.programs.sandbox import available, isolation, run
+from assay.programs.sandbox import process as execution
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="both need Linux")

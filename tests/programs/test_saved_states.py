@@ -85,19 +85,6 @@ def test_evaluate_sends_the_saved_instructions_and_demonstrations(file: Path) ->
     assert any("DEMO" in prompt for prompt in prompts)
 
 
-def test_a_state_may_be_given_as_a_path(file: Path, tmp_path: Path) -> None:
-    name, state, store = f"{file}:Solver", saved(file), tmp_path / "s.db"
-    lm, prompts = recording_lm()
-    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "store": store}
-    small = {"train": 4, "val": 3, "gate": 3, "test": 3}
-    assay.compile(name, state=state, optimizer="labeled", out=tmp_path / "out", sizes=small, **options)
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))["state"] == str(state)
-    before = len(prompts)
-    assay.collect(name, state=state, n=1, sizes={"train": 2}, **options)
-    assert len(prompts) > before
-    assert all("SAVED" in prompt for prompt in prompts)
-
-
 def test_a_program_object_is_not_changed_by_a_state(file: Path) -> None:
     lm, prompts = recording_lm()
     program = load_program(f"{file}:Solver")
@@ -119,17 +106,6 @@ def test_a_state_that_shows_a_task_of_gate_or_test_is_named_in_a_warning(file: P
     assert any("4 tasks" in note for note in report.notes)
     report = assay.evaluate(f"{file}:Solver", state=str(saved(file)), **options)
     assert not any("demonstrations" in note for note in report.notes)
-
-
-def test_a_model_that_a_state_names_is_left_out_and_named(file: Path) -> None:
-    program, path = load_program(f"{file}:Solver"), file.parent / "with_model.json"
-    program.review.set_lm(dspy.LM("openai/gpt-saved", api_key="k"))
-    program.save(path)
-    lm, prompts = recording_lm()
-    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
-    report = assay.evaluate(f"{file}:Solver", state=path, **options)
-    assert len(prompts) >= 6  # it answered for both predictors
-    assert [note for note in report.notes if "openai/gpt-saved for review" in note]
 
 
 def test_compile_starts_from_a_state_and_its_artifact_needs_no_file_besides(file: Path, tmp_path: Path) -> None:
@@ -216,17 +192,6 @@ def test_a_state_with_other_predictors_or_fields_is_refused(
     assert named in str(caught.value)
 
 
-def test_texts_of_fields_that_an_optimizer_or_the_user_changed_are_loaded(file: Path) -> None:
-    def prefix(state: Any) -> None:
-        state["solve.predict"]["signature"]["fields"][-1]["prefix"] = "The final ANSWER is:"
-        state["review"]["signature"]["fields"][0]["description"] = "What the USER asks"
-
-    lm, prompts = recording_lm()
-    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
-    assay.evaluate(f"{file}:Solver", state=str(saved(file, change=prefix)), **options)
-    assert any("What the USER asks" in prompt for prompt in prompts)
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"[1, 2]", b"null", b"{", b"\x80\x04N.", b'{"trials": [1]}', b'{"metadata": 3}', b"[" * 100_000, b"\xff\xfe"],
@@ -286,16 +251,6 @@ def test_a_state_of_another_version_is_loaded_without_its_models(file: Path, ver
     assert [predictor.signature.instructions for predictor in loaded.predictors()] == ["SAVED", "SAVED"]
     assert loaded.review.lm is None
     assert loaded.review.config == {}
-
-
-def test_a_state_of_a_version_that_named_predictors_otherwise_is_refused_with_both_names(file: Path) -> None:
-    def of_version(state: Any) -> None:  # ChainOfThought of 2.5
-        state["solve._predict"] = state.pop("solve.predict")
-        state["metadata"]["dependency_versions"]["dspy"] = "2.5.43"
-
-    with pytest.raises(ProgramError) as caught:
-        with_saved_state(load_program(f"{file}:Solver"), saved(file, change=of_version))
-    assert all(name in str(caught.value) for name in ("'solve._predict'", "'solve.predict'", "2.5.43"))
 
 
 def test_a_missing_file_a_folder_and_a_pickle_are_refused_and_nothing_is_unpickled(file: Path) -> None:

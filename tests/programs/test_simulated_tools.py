@@ -37,22 +37,6 @@ def score(task: Any, *turns: tuple[str, dict[str, Any]], prompts: list[str]) -> 
     return prediction, load_rubric("tool_user").score(task, prediction).value
 
 
-def test_the_second_step_uses_the_result_of_the_first() -> None:
-    task = next(task for task in load_tasks("tools:two_steps?size=5"))
-    calls = [(call["name"], call["arguments"]) for call in task.expected["calls"]]
-    prompts: list[str] = []
-    prediction, value = score(task, *calls, prompts=prompts)
-    id_ = next(iter(calls[1][1].values()))
-    assert [call["result"] for call in prediction.calls] == [id_, "done"]
-    assert id_ not in prompts[0]  # the model sees no simulation before the call
-    assert any(f"= {id_}" in prompt for prompt in prompts)
-    assert value == 1.0
-    wrong = (calls[1][0], {next(iter(calls[1][1])): "XX-0000"})
-    prediction, value = score(task, calls[0], wrong, prompts=[])
-    assert "nothing was found" in prediction.calls[1]["error"]
-    assert value < 1.0
-
-
 def test_a_corrected_call_recovers_from_the_injected_error() -> None:
     task = next(task for task in load_tasks("tools:errors?size=40") if len(task.inputs["tools"]) == 1)
     (right,) = task.expected["calls"]

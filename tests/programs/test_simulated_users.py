@@ -8,7 +8,7 @@ import pytest
 
 from assay.errors import DataError
 from assay.programs import RuleBasedUser, SimulatedUser
-from assay.programs.simulated_users import UserProfile, asked_fact, stated_values
+from assay.programs.simulated_users import UserProfile
 from assay.testing import scripted_lm
 
 PROFILE = {
@@ -32,16 +32,6 @@ def talk(*replies: str, profile: Any = PROFILE, user: Any = None) -> list[tuple[
     return turns
 
 
-def test_the_user_states_its_goal_tells_facts_when_asked_and_ends() -> None:
-    turns = talk("Which day?", "How many guests?", "Thank you. Confirmed. day: Friday, people: 4.")
-    assert turns == [
-        ("I want to book a table.", ""),
-        ("On Friday, please.", ""),
-        ("There will be 4 of us.", ""),
-        ("Yes, that is right. Thank you, goodbye.", "done"),
-    ]
-
-
 def test_the_user_corrects_a_wrong_value_and_notices_a_repeated_question() -> None:
     turns = talk("Which day?", "Which day was that?", "Confirmed. day: Monday.")
     assert turns[2][0] == "I already told you. On Friday, please."
@@ -52,17 +42,6 @@ def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
     turns = talk("Hm.", "Well.", "Let us see.", "So.")
     assert [ended for _, ended in turns] == ["", "", "", "", "gave_up"]
     assert "real person" in turns[3][0]
-
-
-def test_facts_in_short_forms_are_those_in_long_ones() -> None:
-    day = {"value": "Friday", "asked_by": "when", "first": "Monday", "corrects": "Sorry, Friday."}
-    profile = {**PROFILE, "facts": {**PROFILE["facts"], "day": day}}
-    turns = talk("What are the details?", "When do you come?", "How many guests?", profile=profile)
-    assert [text for text, _ in turns[1:]] == [
-        "Sorry, I do not understand what you need from me.",  # no letter of `when` asks for the day
-        "The day is Monday.",
-        "Sorry, Friday.",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -89,63 +68,10 @@ def test_other_keys_are_those_of_a_users_own_program() -> None:
     assert UserProfile.of({"goal": "Hello.", "facts": {"day": {"odd": "Friday"}}}).facts["day"]["asked_by"] == ["day"]
 
 
-def test_a_changed_fact_is_corrected_before_the_next_one_is_told() -> None:
-    first = {"value": "Monday", "says": "On Monday."}
-    day = {**PROFILE["facts"]["day"], "first": first, "corrects": "Sorry, the day should be Friday, not Monday."}
-    profile = {**PROFILE, "facts": {**PROFILE["facts"], "day": day}}
-    turns = talk("Which day?", "How many people?", "How many people?", "Which day?", profile=profile)
-    assert [text for text, _ in turns[1:]] == [
-        "On Monday.",
-        "Sorry, the day should be Friday, not Monday.",
-        "There will be 4 of us.",
-        "I already told you. On Friday, please.",
-    ]
-
-
-def test_a_delayed_fact_is_told_at_the_second_request_and_one_told_before_never() -> None:
-    delayed = {**PROFILE, "facts": {"day": {"value": "Friday", "delays": "Let me think."}}}
-    assert [text for text, _ in talk("Which day?", "Which day?", profile=delayed)[1:]] == [
-        "Let me think.",
-        "The day is Friday.",
-    ]
-    before = {**PROFILE, "facts": {"day": {"value": "Friday", "told_before": True}}}
-    assert "Friday" not in json.dumps(talk("Which day?", "Which day?", profile=before))
-
-
-def test_the_last_question_decides_what_is_asked_for() -> None:
-    facts = UserProfile.of(PROFILE).facts
-    assert asked_fact("You said 4 people. Which day would you like?", facts) == "day"
-    assert asked_fact("What is your shoe size?", facts) is None
-    assert asked_fact("Tell me the number of guests.", facts) == "people"
-    assert stated_values("Confirmed. day: Friday, people: 4.", ["day", "people", "time"]) == {
-        "day": "Friday",
-        "people": "4",
-    }
-
-
 @pytest.mark.parametrize("profile", [None, "a table", {"goal": ""}, {"goal": "x", "facts": ["day"]}])
 def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
     with pytest.raises(DataError, match="must have a 'goal'"):
         RuleBasedUser()(profile=profile, messages=[])
-
-
-def test_the_user_with_a_model_states_the_goal_literally_and_chooses_facts_by_name() -> None:
-    choices = iter(["people", "unknown", "done"])
-    schemas = []
-
-    def script(request: Any) -> str:
-        schemas.append(request.config.response_format["schema"]["properties"]["say"])
-        return json.dumps({"say": next(choices)})
-
-    with dspy.context(lm=scripted_lm(script)):
-        turns = talk("How many?", "What is your shoe size?", "Booked.", user=SimulatedUser())
-    assert turns == [
-        ("I want to book a table.", ""),
-        ("There will be 4 of us.", ""),
-        ("I do not know that.", ""),
-        ("Yes, that is right. Thank you, goodbye.", "done"),
-    ]
-    assert schemas[0]["enum"] == ["day", "people", "unknown", "done", "gave_up"]
 
 
 def test_the_user_with_a_model_words_a_fact_that_has_no_words_or_all_of_them() -> None:

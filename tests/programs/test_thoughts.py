@@ -8,7 +8,7 @@ import pytest
 from assay.errors import ConfigError
 from assay.models import Call, Thinking, get_lm
 from assay.models.thinking import budget_of
-from assay.programs import Classify, MathQA, make_adapter, program_state, program_version, restore_program
+from assay.programs import MathQA, make_adapter, program_state, program_version, restore_program
 from assay.programs.thinking import LIMIT
 from assay.testing.fakes import scripted_lm
 
@@ -89,17 +89,6 @@ def test_a_thought_that_is_the_whole_answer_cannot_be_off() -> None:
         asked("off", program=dspy.Predict("text -> reasoning"))
 
 
-def test_a_model_that_thinks_by_itself_gets_the_budget_and_keeps_the_field() -> None:
-    lm = scripted_lm(lambda request: '{"reasoning": "two", "count": 2}')
-    lm.scripted.supports_reasoning = True
-    requests: list[Any] = []
-    script, lm.scripted.script = lm.scripted.script, lambda request: requests.append(request) or script(request)
-    with dspy.context(lm=lm.copy(thinking=64), adapter=make_adapter("json")):
-        assert dspy.Predict(Fruit)(text="a pear").count == 2
-    assert requests[-1].config.reasoning.thinking_budget == 64
-    assert "maxLength" not in schema(requests[-1])["reasoning"]
-
-
 def test_the_budget_of_an_agent_is_part_of_its_state_and_version() -> None:
     agent = MathQA(thinking=77)
     restored = restore_program("math_qa", {}, program_state(agent))
@@ -109,8 +98,7 @@ def test_the_budget_of_an_agent_is_part_of_its_state_and_version() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("prompt_format", ["json", "lean"])
-@pytest.mark.parametrize("thinking", [0, 4, "low", 10**6])
+@pytest.mark.parametrize(("thinking", "prompt_format"), [(0, "json"), (4, "lean"), ("low", "lean"), (10**6, "json")])
 def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, thinking: Any) -> None:
     calls: list[Call] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
@@ -128,16 +116,3 @@ def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, th
     assert decision.thinking_tokens is not None
     assert 0 < decision.thinking_tokens <= 4 * limit  # the field is limited in characters, four for a token
     assert decision.thinking_tokens < (decision.completion_tokens or 0)
-
-
-def test_a_shipped_program_without_tools_thinks_if_it_has_a_budget() -> None:
-    requests: list[Any] = []
-
-    def script(request: Any) -> str:
-        requests.append(request)
-        return '{"thought": "sad words", "label": "sad"}'
-
-    with dspy.context(lm=scripted_lm(script)):
-        for thinking in (None, 16, "off"):
-            assert Classify(["happy", "sad"], thinking=thinking)(text="I lost my dog").label == "sad"
-    assert ["thought" in schema(request) for request in requests] == [False, True, False]

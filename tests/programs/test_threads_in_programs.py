@@ -130,34 +130,3 @@ def test_threads_of_an_agent_have_its_parameters(way: Callable[..., None]) -> No
     program = RecordedProgram(DividedAgent(way), running)
     program.set_parameters({"temperature": 0.6})
     assert set(evaluate(program, TASKS, running).scores.values()) == {1.0}
-
-
-def test_a_context_of_the_programs_own_does_not_reach_its_threads_as_in_plain_dspy() -> None:
-    class Switching(dspy.Module):
-        def forward(self, question: str) -> Any:
-            found: list[Any] = []
-            with dspy.context(lm=dspy.settings.lm.copy(temperature=0.123)):
-                by_thread(lambda _: found.append(dspy.settings.lm.kwargs.get("temperature")))
-            return {"answer": str(sum(temperature != 0.123 for temperature in found))}
-
-    running = session()
-    assert set(evaluate(RecordedProgram(Switching(), running), TASKS, running).scores.values()) == {1.0}
-
-
-def test_histories_in_forward_are_those_of_the_run() -> None:
-    class Looking(dspy.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = dspy.Predict("question -> answer")
-
-        def forward(self, question: str) -> Any:
-            self.inner(question=question)
-            lm = dspy.settings.lm
-            histories = [lm.history, self.history, self.inner.history]
-            own = [len(history) == 1 and question in str(history[0]["messages"]) for history in histories]
-            return {"answer": str(sum(own)), "text": lm.history[-1]["outputs"][0]}
-
-    running, program = session(threads=4), Looking()
-    evaluation = evaluate(RecordedProgram(program, running), TASKS, running)
-    assert set(evaluation.scores.values()) == {1.0}
-    assert program.history == program.inner.history == running.lm.history == []

@@ -88,13 +88,3 @@ def test_parameters_by_position_are_passed_by_position() -> None:
     tool = function_tool(by_position)
     assert tool.parameters["required"] == ["n"]
     assert (tool.call({"n": 3}), tool.call({"n": 3, "scale": 5, "shift": 1})) == ("6", "16")
-
-
-def test_a_tool_function_with_only_kwargs_accepts_any_arguments() -> None:
-    def keywords(**rest: Any) -> str:
-        """Takes keywords."""
-        return ",".join(rest)
-
-    tool = function_tool(keywords)
-    assert "additionalProperties" not in tool.parameters
-    assert tool.call({"a": 1, "b": 2}) == "a,b"

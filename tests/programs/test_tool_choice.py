@@ -46,20 +46,6 @@ def test_names_with_a_common_prefix_are_distinguished_at_the_first_difference() 
     assert odds["answer"] == pytest.approx(0.2)
 
 
-def test_a_name_that_is_a_prefix_of_another_ends_at_its_quote() -> None:
-    tokens: Tokens = [(' "', {}), ("search", {"search": 1.0}), ('"', {'"': 0.25, "_": 0.75}), ("}", {})]
-    odds = choice_probabilities(decided([('{"action":', {}), *tokens], "search"), "action", ["search", "search_db"])
-    assert odds == pytest.approx({"search": 0.25, "search_db": 0.75})
-    lines: Tokens = [
-        ("action: ", {}),
-        ("search", {"search": 1.0}),
-        ("", {"": 0.4, "_": 0.6}),
-    ]  # a line ends with the text
-    assert choice_probabilities(decided(lines, "search"), "action", ["search", "search_db"])["search"] == pytest.approx(
-        0.4
-    )
-
-
 def test_choices_that_diverge_at_the_same_token_have_a_joint_probability() -> None:
     odds = choice_odds(decided(ANSWER, "answer"), "action", NAMES)
     assert odds.together == [(frozenset({"search_web", "search_db"}), pytest.approx(0.45))]
@@ -135,18 +121,3 @@ def test_tools_with_only_a_joint_probability_are_resolved_by_another_call() -> N
     prompt = str(engine.requests[1])
     assert "search_db" in prompt
     assert "Literal['search_web', 'search_db', 'answer']" not in prompt
-
-
-def test_the_trace_has_one_decision_without_alternatives() -> None:
-    among: Tokens = [DB[0], ("search", {"search": 1.0}), ("_", {"_": 1.0}), ("db", {"db": 0.9, "web": 0.1}), ('"}', {})]
-    engine = Turns(ANSWER, among, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
-    lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0))
-    program = agent(0.4)
-    with dspy.context(lm=lm, trace=[]):
-        program(question="Who is Ann?")
-        decisions = [prediction for predictor, _, prediction in dspy.settings.trace if predictor is program.decide]
-    assert [decision.action for decision in decisions] == [
-        "search_db",
-        "answer",
-    ]  # the second one is forced by max_steps
-    assert "top_logprobs" not in str(vars(decisions[0]))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,17 +116,6 @@ def test_a_repeated_call_ends_the_tool_use() -> None:
     )
 
 
-def test_polling_until_a_result_changes_is_no_loop() -> None:
-    states = iter(["waiting", "running", "done", "done", "done"])
-
-    def state() -> str:
-        return next(states)
-
-    turns = [turn for _ in range(9) for turn in (["state"], {})]
-    results = [call["result"] for call in run(ToolUser([state]), scripted(*turns)).calls]
-    assert results == ["waiting", "running", "done", "done"]
-
-
 def test_samples_of_a_thinking_policy_vote_on_the_answer() -> None:
     agent = ToolUser([add], policy={"samples": 3}, thinking="off")
     result = run(agent, scripted(*[turn for a in (1, 2, 3) for turn in (["add"], {"a": a}, [])]))
@@ -210,16 +198,6 @@ def test_a_cap_that_is_reached_inside_of_a_tool_ends_the_run() -> None:
 
     with pytest.raises(BudgetExceeded):
         run(ToolUser([asks]), scripted(["asks"], {}))
-
-
-def test_functions_stay_in_the_thread_of_the_agent() -> None:
-    database = sqlite3.connect(":memory:")  # refuses other threads
-
-    def query(sql: str) -> Any:
-        return database.execute(sql).fetchall()
-
-    lm = scripted(["query", "query"], {"sql": "select 1"}, {"sql": "select 2"})
-    assert [call["result"] for call in run(ToolUser([query]), lm).calls] == ["[[1]]", "[[2]]"]
 
 
 def test_names_that_clash_or_are_no_words_are_kept_distinct() -> None:

@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.deployed import LoadedVersion
 from assay.api.record import opened_store
 from assay.cli.main import group
+from assay.commands.deployed import LoadedVersion
 from assay.commands.scoring import score_rollouts
 from assay.datasets import Task, load_tasks
 from assay.deployment import save_artifact
 from assay.errors import DataError
 from assay.evaluation import SilentProgress
-from assay.programs import load_program, program_fields
-from assay.rubrics import Criterion, JudgeSpec, Rubric, checks
+from assay.programs import load_program
+from assay.rubrics import Criterion, Rubric, checks
 from assay.testing import scripted_lm
 from assay.traces import Store
 
@@ -173,125 +173,10 @@ def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: 
     assert again.due == prediction.due
 
 
-def test_expected_outputs_of_a_request_have_the_form_of_the_programs_outputs(rows: Path, own_folder: Path) -> None:
-    loaded, store = LoadedVersion(artifact(own_folder)), str(own_folder / "s.db")
-    inputs = {"day": "2024-02-28", "history": [], "picture": URI}
-    prediction = loaded.run(Task(id="a", inputs=inputs, expected=EXPECTED), rubric=right(), store=store)
-    opened_store(store)[0].flush()
-    with Store(store) as opened:
-        stored = opened.rollout(prediction.rollout)
-    assert (stored.score, stored.expected["kind"], stored.expected["tags"]) == (1.0, "firm", ["a", "b"])
-
-
-def test_an_image_of_a_row_is_in_the_request(rows: Path) -> None:
-    seen: list[Any] = []
-
-    def caption(request: Any) -> str:
-        seen.append([getattr(part, "data", None) for message in request.messages for part in message.parts])
-        return "[[ ## caption ## ]]\na dot\n\n[[ ## completed ## ]]"
-
-    data = [{"picture": "set/a.png", "caption": "a dot", "split": "val"} for _ in range(1)]
-    program = dspy.Predict("picture: dspy.Image -> caption")
-    assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(caption))
-    assert seen
-    assert all(URI.partition(",")[2] in parts for parts in seen)
-
-
-class Optional(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.say = dspy.Predict("question, sender, tone -> answer")
-
-    def forward(self, question: str, sender: str | None = None, *, tone: str = "calm") -> Any:
-        return dspy.Prediction(answer=f"{question} {sender} {tone}")
-
-
-class Any_(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.plan = dspy.Predict("question, sender -> plan")
-        self.act = dspy.Predict("plan, tone: int -> answer")
-
-    def forward(self, **inputs: Any) -> Any:
-        return dspy.Prediction(answer=" ".join(str(inputs.get(name)) for name in ("question", "sender", "tone")))
-
-
-def function(question: str, sender: str | None = None, tone: str = "calm") -> str:
-    return f"{question} {sender} {tone}"
-
-
-@pytest.mark.parametrize("program", [Optional(), Any_(), function], ids=["forward", "any", "function"])
-def test_optional_arguments_receive_their_columns(program: Any) -> None:
-    rows = [
-        {"question": "q1", "sender": "me", "tone": 7, "answer": "q1 me 7"},
-        {"question": "q2", "sender": "you", "tone": 8, "answer": "q2 you 8"},
-    ]
-    data = [{**row, "split": "val"} for row in rows]
-    result = assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(str)).to_dict()["result"]
-    assert (result["n"], result["score"]) == (2, 1.0)
-
-
-def test_fields_of_programs_say_which_inputs_are_optional_and_their_types() -> None:
-    fields = program_fields(Optional())
-    assert fields is not None
-    assert (set(fields.required), set(fields.optional)) == ({"question"}, {"sender", "tone"})
-    anything = program_fields(Any_())
-    assert anything is not None
-    assert set(anything.inputs) == {"question", "sender", "tone"}  # `plan` is made by the program itself
-    assert anything.inputs["tone"] is int
-
-    class Hinted(dspy.Signature):
-        question: str = dspy.InputField()
-        hint: str | None = dspy.InputField(default=None)
-        answer: bool = dspy.OutputField()
-
-    signature = program_fields(dspy.ChainOfThought(Hinted))
-    assert signature is not None
-    assert (set(signature.required), set(signature.optional)) == ({"question"}, {"hint"})
-    assert signature.outputs["answer"] is bool
-
-
-def test_a_field_without_a_json_form_does_not_fail_a_run(own_folder: Path) -> None:
-    class Holder:
-        def __repr__(self) -> str:
-            raise AssertionError("never written as its text")
-
-    def program(question: str) -> dict[str, Any]:
-        return {"answer": question, "index": Holder()}
-
-    data = [{"question": "a", "answer": "a", "split": "val"}]
-    report = assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(str)).to_dict()["result"]
-    assert report["score"] == 1.0
-    with Store() as store:
-        (row,) = [row for row in store.rollouts() if row.phase == "evaluate"]
-        assert "Holder" in (store.rollout(row.id).prediction or {})["index"]
-
-
 def test_columns_of_structured_rows_outside_of_their_metadata_are_kept(own_folder: Path) -> None:
     row = {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "metadata": {"level": 1}, "source": "web"}
     Path("rows.jsonl").write_text(json.dumps(row))
     assert load_tasks("rows.jsonl")[0].metadata == {"level": 1, "source": "web"}
-
-
-def test_a_judge_reads_json(own_folder: Path) -> None:
-    (own_folder / "reader.py").write_text(PROGRAM)
-    seen: list[dict[str, Any]] = []
-
-    def resolve(criterion: Criterion) -> Any:
-        def judge(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
-            seen.append(prediction)
-            return 1.0
-
-        return judge
-
-    rubric = Rubric("r", [Criterion(name="good", judge=JudgeSpec(text="Is it good?"))], resolver=resolve)
-    program = load_program("reader.py:Reader")
-    fields = program_fields(program)
-    assert fields is not None
-    inputs = {"picture": URI, "day": "2024-02-28", "history": []}
-    prediction = program(**fields.converted(inputs, where="here"))
-    assert rubric.score({"inputs": {"text": "x"}}, prediction).value == 1.0
-    assert json.loads(json.dumps(seen[0]))["lines"] == [{"amount": 12.5, "currency": "EUR", "note": None}]
 
 
 def test_a_recorded_answer_is_scored_as_it_is_and_stored_as_json(own_folder: Path) -> None:

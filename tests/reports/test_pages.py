@@ -1,6 +1,5 @@
 """Pages: hostile text in every place that a user's data reaches, no network, templates that are in the package."""
 
-import importlib.resources
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -155,18 +154,6 @@ def fine_tuning(text: str, *, steps: int = 40) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_fine_tuning_shows_both_losses_and_before_and_after(tmp_path: Path) -> None:
-    page = write_sft(tmp_path / "a.html", fine_tuning("x")).read_text()
-    assert re.findall(r"<h[23]>(.*?)</h[23]>", page) == [
-        "Before and after: <bdi>x</bdi>", "Curves", "Loss", "Left out", "Settings", "Notes",
-    ]  # fmt: skip
-    assert page.count("<polyline") == 3  # the training loss, its running mean, the held-out loss
-    rows = [re.findall(r">([^<>]+)<", row) for row in re.findall(r"<tr>.*?</tr>", page)]
-    assert ["greedy: score", "0.500", "0.500", "+0.100 [+0.000, +0.200]"] in rows
-    assert ["20", "0.100", "0.500"] in rows  # step, training, held out
-    assert "75% of the prompts" in page
-
-
 def test_a_page_of_a_long_fine_tuning_is_below_its_limit(tmp_path: Path) -> None:
     hostile = elements(write_sft(tmp_path / "a.html", fine_tuning(HOSTILE, steps=20_000)))
     assert hostile.scripts == hostile.addresses == []
@@ -206,14 +193,3 @@ def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="'page' is undefined"):
         write_report(tmp_path / "a.html", "report_study.html", title="t", facts=[], notes=[], result=[])
     assert not (tmp_path / "a.html").exists()
-
-
-def test_every_page_extends_the_base() -> None:
-    folder = importlib.resources.files("assay.reports") / "templates"
-    names = {entry.name for entry in folder.iterdir()}
-    parts = {"components.html"}
-    parts |= {f"{name}_part.html" for name in ("compile", "card", "evaluation", "study", "training")}
-    kinds = ("compile", "compare", "evaluate", "card", "study", "training")
-    assert names == parts | {"report.html"} | {f"report_{kind}.html" for kind in kinds}
-    for kind in kinds:
-        assert (folder / f"report_{kind}.html").read_text().startswith('{% extends "report.html" %}')

@@ -8,17 +8,6 @@ from assay.reports.changes import changes_of
 from assay.reports.charts import Line, interval_bar, lines_chart
 
 
-def test_a_difference_shows_changed_lines_with_two_around_them() -> None:
-    before = "\n".join(f"line {number}" for number in range(10))
-    after = before.replace("line 5", "line five")
-    assert [(part.kind, part.text or part.lines) for part in changes_of(before, after)] == [
-        ("skipped", 3), ("same", "line 3\nline 4"), ("removed", "line 5"), ("added", "line five"),
-        ("same", "line 6\nline 7"), ("skipped", 2),
-    ]  # fmt: skip
-    assert changes_of("a", "a") == []
-    assert [part.text for part in changes_of("", "a\u202eb")] == ["", "a[U+202E]b"]
-
-
 def test_a_huge_text_is_cut() -> None:
     parts = changes_of("x\n" * 100_000, "y\n" * 100_000)
     assert [part.text.count("\n") for part in parts] == [399, 399, 0]  # the last line says that it was cut

@@ -14,8 +14,6 @@ from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import ThinkingReport
 from assay.evaluation.statistics import paired_gain
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
-from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.parameters.trainer import HeldOutReport
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
@@ -95,17 +93,6 @@ def test_scores_and_evaluations_are_one_line_each() -> None:
     evaluation = Evaluation(results={"a": result})
     assert repr(evaluation).endswith("right=0.500, short=–, brief=–, tasks=1, unscored=0)")
     assert repr(Evaluation()) == "Evaluation(score=unscored, tasks=0, unscored=0)"
-
-
-def test_a_training_shows_both_sides_and_how_many_alarms(tmp_path: Path) -> None:
-    sides = {
-        "before": {"score": 0.5, "interval": [0.25, 0.75]}, "after": {"score": 0.75, "interval": [0.5, 1.0]},
-        "gain": {"mean": 0.25, "low": 0.125, "high": 0.375}, "runs": ["a", "b"],
-    }  # fmt: skip
-    report = PolicyReport("m+a", tmp_path, PolicySettings(), validation={"Sums": {"greedy": sides}}, alarms=["a", "b"])
-    text = repr(report)
-    assert "before=0.500 [0.250, 0.750], after=0.750 [0.500, 1.000], gain=+0.250 [+0.125, +0.375]" in text
-    assert text.endswith("alarms=2)")
 
 
 def test_values_of_reports_are_one_line_without_invisible_characters() -> None:

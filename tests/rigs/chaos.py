@@ -103,19 +103,19 @@ def _common(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _compile(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.compile import compile
+    from assay.commands.compile import compile
 
     return compile("p.py:Sums", **_common(address, resume, **more), max_search_calls=60).to_dict()
 
 
 def _tune(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.tune import tune
+    from assay.commands.tune import tune
 
     return tune("p.py:Sums", **_common(address, resume, **more), trials=6, prompt_format="chat").to_dict()
 
 
 def _collect(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.collect import collect
+    from assay.commands.collect import collect
 
     return collect(
         "p.py:Sums", **_common(address, resume, **more), n=3, prompt_format="chat", parameters={"temperature": 1.0}
@@ -137,7 +137,7 @@ def _sft(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _grpo(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.train import train
+    from assay.commands.train import train
 
     settings: dict[str, Any] = {
         "steps": 4,

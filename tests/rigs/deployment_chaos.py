@@ -93,8 +93,13 @@ def chaos(
         on_kill: called with a line for each kill.
         postgres: the server of the database, which is killed in half of the cases.
     """
-    for module in ("serve", "deployed", "deploy.status"):  # once, and not in each forked process
-        importlib.import_module(f"assay.api.{module}")
+    for module in (
+        "traces.gateway.server",
+        "commands.serve",
+        "api.deployed",
+        "api.deploy.status",
+    ):  # once, and not in each forked process
+        importlib.import_module(f"assay.{module}")
     began, report = time.monotonic(), Outcome()
     _in_process(_prepare, folder, store).join()
     ended = folder / "ended"
@@ -274,7 +279,7 @@ def _placed(number: int | None, database: Path | None) -> None:
 
 
 def _gateway(folder: Path, store: str, kill_at: int | None, database: Path | None, seed: int) -> None:
-    from assay.api.serve import Serving, serve
+    from assay.commands.serve import Serving, serve
 
     random.seed(seed)
     _placed(kill_at, database)
@@ -310,7 +315,7 @@ def _scheduler(folder: Path, store: str, kill_at: int | None, database: Path | N
 
 
 def _step(opened: Any, deployments: Any, rng: random.Random) -> dict[str, Any] | None:
-    from assay.api.deploy.status import advanced
+    from assay.commands.advancing import advanced
     from assay.deployment.decisions import PAUSED, PROMOTED, RUNNING
 
     newest = next(iter(deployments.all(AGENT, limit=1)), None)

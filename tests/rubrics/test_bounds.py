@@ -14,7 +14,8 @@ from assay.datasets import make_task
 from assay.errors import RubricError
 from assay.judges.loading import load_judge
 from assay.models.limits import limited
-from assay.rubrics import Criterion, Rubric, checks, load_rubric, schemas
+from assay.rubrics import Criterion, Rubric, checks, load_rubric
+from assay.rubrics import checks as schemas
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.runs.rubric_files import portable_rubric
 
@@ -137,38 +138,6 @@ def test_a_pattern_with_unbounded_backtracking_is_unscored(monkeypatch: pytest.M
     ):
         with pytest.raises(NoGrade, match="took more than"):
             raise AssertionError(ask())
-
-
-def test_bounded_patterns_match_like_unbounded_ones() -> None:
-    cases = [
-        (r"\d+", "12", 1.0),
-        (r"\d+", "12 apples", 0.0),
-        (r"a.b", "a\nb", 1.0),
-        (r"[[a-c]+", "[ab", 1.0),
-        (r"(?i)YES|no", "yes", 1.0),
-    ]
-    for pattern, answer, value in cases:
-        assert checks.regex(TASK, {"answer": answer}, None, pattern=pattern) == Grade(
-            value=value, reason="" if value else (f"{answer!r} as a whole does not match {pattern!r}.")
-        )
-    schema = {"type": "object", "properties": {"answer": {"type": "string", "pattern": "^[ab]+$"}}}
-    assert checks.json_schema(TASK, {"answer": "ab"}, None, schema=schema).value == 1.0
-    wrong = checks.json_schema(TASK, {"answer": "ac"}, None, schema=schema)
-    assert (wrong.value, wrong.reason) == (0.0, "$.answer: 'ac' does not match '^[ab]+$'.")
-
-
-@pytest.mark.parametrize(
-    "more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3)
-)
-@pytest.mark.timeout(120)
-def test_a_property_pattern_with_unbounded_backtracking_is_unscored(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(schemas, "MATCH_TIMEOUT_S", 0.2)
-    with pytest.raises(NoGrade, match="took more than"):
-        checks.json_schema(
-            TASK, {"a" * 26 + "!": "x"}, None, schema={"patternProperties": {"^(a|a)*$": {"type": "string"}}, **more}
-        )
 
 
 def fits(schema: dict[str, Any], answer: Any) -> Grade:

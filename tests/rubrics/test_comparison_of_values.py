@@ -148,19 +148,6 @@ def test_shipped_checks_give_one_for_right_typed_answers(check: Any, arguments: 
         assert rubric.score(wrong, ANSWER).value == 0.0
 
 
-def test_a_text_is_valid_by_a_schema_as_itself_or_as_the_json_that_it_holds() -> None:
-    task = Task(id="a", inputs={"text": "x"})
-    for text, schema, grade in (
-        ("2024-02-29", {"type": "string"}, 1.0),
-        ('{"a": 1}', {"type": "object"}, 1.0),
-        ("3", {"type": "string"}, 1.0),
-        ("3", {"type": "integer"}, 1.0),
-        ("{broken", {"type": "object"}, 0.0),
-    ):
-        verdict = checks.json_schema(task, {"answer": text}, None, schema=schema, field="answer")
-        assert verdict.value == grade, text
-
-
 def test_a_users_own_check_gets_the_programs_objects() -> None:
     def is_firm(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
         return float(prediction["entities"][0].kind is Kind.FIRM)

@@ -1,12 +1,11 @@
 """Checks of conversations: completion, and signals of the user's next message."""
 
-import math
 from typing import Any
 
 import pytest
 
 from assay.datasets.tasks import make_task
-from assay.rubrics import Criterion, Grade, NoGrade, Rubric, load_rubric
+from assay.rubrics import Criterion, Grade, NoGrade, Rubric
 from assay.rubrics.conversations import (
     completed,
     filled,
@@ -100,17 +99,6 @@ def test_signals_of_the_users_next_message(text: str, signals: set[str]) -> None
     assert {name for name, value in after(text).items() if value} == signals
 
 
-def test_calls_that_end_no_turn_are_not_graded() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}]
-    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 2]]})
-    rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(2)]
-    for transition in rollout.transitions:  # the first is inside a turn, the second was not answered
-        with pytest.raises(NoGrade):
-            user_repeated(TASK, {"transition": transition}, rollout)
-    with pytest.raises(NoGrade, match="without a rollout"):
-        user_repeated(TASK, {"transition": rollout.transitions[0]}, None)
-
-
 def request(*texts: str) -> dict[str, Any]:
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]}
@@ -147,16 +135,6 @@ def test_a_judge_grades_a_turn_with_the_users_reaction() -> None:
     ).step_rewards(TASK, rollout)
     assert rewards == [{"helps": pytest.approx(0.025)}]
     assert predictions == [{"output": "Yes?", "earlier": "Hi", "reaction": "A table."}]
-
-
-def test_the_shipped_rubric_weighs_completion_and_takes_rewards_of_turns() -> None:
-    rubric = load_rubric("converse")
-    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}] * 2
-    done = {"outcome": {"day": "Friday", "people": "4"}, "ended": "done", "messages": messages}
-    assert rubric.score(TASK, done).value == 1.0
-    half = {**done, "outcome": {"day": "Friday"}}
-    assert rubric.score(TASK, half).value == pytest.approx(0.1)  # 1 * 0.5 of 5
-    assert math.isnan(rubric.score(TASK, half).grades["turns_used"])
 
 
 USER = {

@@ -6,7 +6,7 @@ import pytest
 
 from assay.datasets import Task
 from assay.programs import Passage
-from assay.rubrics import Criterion, NoGrade, NotApplicable
+from assay.rubrics import NoGrade, NotApplicable
 from assay.rubrics.documents import (
     abstained,
     answer_correct,
@@ -16,7 +16,6 @@ from assay.rubrics.documents import (
     retrieval_gain,
     retrieved,
 )
-from assay.testing.contracts import CriterionContract
 from assay.traces import Rollout, ToolCall, Transition
 
 TEXT = "The Marlow mill stands 1,380 metres high."
@@ -102,20 +101,6 @@ def test_abstention_counts_where_the_documents_have_no_answer() -> None:
 )
 def test_other_programs_abstain_by_their_words(answer: str, is_abstention: bool) -> None:
     assert has_abstained({"answer": answer}) is is_abstention
-
-
-def test_recall_is_of_passages_or_sources() -> None:
-    assert retrieved(RIGHT, said(""), None).value == 1.0
-    assert retrieved(task(answer="x", passages=["p1", "p3"]), said(""), None).value == 0.5
-    assert retrieved(task(answer="x", source="inn.txt"), said(""), None).value == 1.0
-    assert retrieved(task(answer="x", source=["inn.txt", "gone.txt"]), said(""), None).value == 0.5
-    assert retrieved(RIGHT, said("", passages=[OTHER]), None).value == 0.0
-    with pytest.raises(NotApplicable):
-        retrieved(REMOVED, SILENT, None)
-    with pytest.raises(NoGrade, match="no expected 'passages' or 'source'"):
-        retrieved(task(answer="x"), said(""), None)
-    with pytest.raises(NoGrade, match="no field 'passages'"):
-        retrieved(RIGHT, {"answer": "x"}, None)
 
 
 @pytest.mark.parametrize(
@@ -212,40 +197,3 @@ def test_steps_without_a_retrieval_are_not_graded() -> None:
     for step, message in ((run.transitions[1], "no call of the tool 'search'"), (None, "needs a transition")):
         with pytest.raises(NoGrade, match=message):
             retrieval_gain(RIGHT, {"transition": step}, run)
-
-
-class _Check(CriterionContract):
-    def task(self) -> Task:
-        return RIGHT
-
-    def higher(self) -> dict[str, Any]:
-        return said("1380 metres")
-
-    def lower(self) -> dict[str, Any]:
-        return said("12 metres", cited=OTHER, passages=[OTHER])
-
-
-class TestAnswerCorrect(_Check):
-    def make(self) -> Criterion:
-        return Criterion(name="correct", check=answer_correct)
-
-
-class TestRetrieved(_Check):
-    def make(self) -> Criterion:
-        return Criterion(name="retrieved", check=retrieved)
-
-
-class TestAnswerSupported(_Check):
-    def make(self) -> Criterion:
-        return Criterion(name="answer_supported", check=answer_supported)
-
-
-class TestAbstained(_Check):
-    def make(self) -> Criterion:
-        return Criterion(name="abstained", check=abstained)
-
-    def task(self) -> Task:
-        return REMOVED
-
-    def higher(self) -> dict[str, Any]:
-        return SILENT

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +128,6 @@ def test_known_weights_are_recovered() -> None:
     assert fitted.weights == pytest.approx(truth, abs=0.02)
     assert fitted.error_fitted < 0.01 < fitted.error_declared
     assert {c.name: c.weight for c in fitted.rubric.criteria} == fitted.weights
-
-
-def test_a_weight_keeps_its_sign_against_the_data() -> None:
-    declared = graded_rubric(a=1, b=1, c=-1)
-    rows = np.random.default_rng(1).random((100, 3))
-    human = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # raters grade b down and c up
-    fitted = fit_weights(declared, results_of(declared, rows), human)
-    assert fitted.weights["b"] == pytest.approx(0, abs=1e-3)
-    assert -0.05 < fitted.weights["c"] <= 0
-    assert fitted.weights["a"] > 0
 
 
 def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
@@ -267,9 +256,9 @@ def test_healthbench_points_become_weights(tmp_path: Path) -> None:
         ("r.toml", "criteria = 3", "a list of criteria"),
         ("r.toml", "[[criteria", "cannot be read"),
         ("r.json", "[]", "a list of criteria"),
-        ("r.json", '{"criteria": [{"name": "a", "text": "t", "weight": -1}]}', "must be a number >= 0"),
+        ("r.json", '{"criteria": [{"name": "a", "text": "t", "weight": -1}]}', "must be greater than or equal to 0"),
         ("r.json", '{"criteria": [{"name": "a", "text": "t", "choices": ["yes", "yes"]}]}', "two different labels"),
-        ("r.json", '{"criteria": [{"name": "a", "text": "t", "prompt": "p"}]}', "unknown keys"),
+        ("r.json", '{"criteria": [{"name": "a", "text": "t", "prompt": "p"}]}', "Did you mean 'text'"),
         ("r.json", '{"criteria": [{"name": "a", "text": "t"}, {"name": "a", "text": "t"}]}', "more than one criterion"),
         ("r.json", '[{"criterion": "a", "points": 0}]', "a number != 0"),
         ("r.json", '[{"criterion": "a", "points": -1}]', "weight above 0"),
@@ -292,43 +281,6 @@ def rewarded(rubric: Rubric, prompts: list[Any], completions: list[Any], **colum
     return asyncio.run(
         rubric.trl_reward(**options)(prompts, completions, completion_ids=[[1]] * len(prompts), **columns)
     )
-
-
-def test_rewards_are_scores_with_columns_as_expected_fields() -> None:
-    rubric = load_rubric("classify")
-    rubric = Rubric("r", [c for c in rubric.criteria if c.name == "correct"] or list(rubric.criteria))
-    result = rewarded(
-        rubric,
-        ["q1", "q2"],
-        [[{"role": "assistant", "content": "cat"}], "dog"],
-        label=["cat", "cat"],
-        trainer_state=object(),
-        options={"answer": "label"},
-    )
-    assert result == [1.0, 0.0]
-
-
-def test_unscored_completions_are_none_and_do_not_affect_others() -> None:
-    def decides(task: Any, prediction: Any, rollout: Any) -> float | None:
-        if prediction["answer"] == "hang":
-            raise TimeoutError("no answer")
-        return 0.25
-
-    assert rewarded(Rubric("r", [Criterion(name="a", check=decides)]), ["p"] * 3, ["x", "hang", "y"]) == [
-        0.25,
-        None,
-        0.25,
-    ]
-
-
-def test_completions_are_scored_in_parallel() -> None:
-    together = threading.Barrier(4, timeout=120)
-
-    def waits(task: Any, prediction: Any, rollout: Any) -> float:
-        together.wait()  # passes only if four run at once
-        return 1.0
-
-    assert rewarded(Rubric("r", [Criterion(name="a", check=waits)]), ["p"] * 4, list("abcd")) == [1.0] * 4
 
 
 def test_group_judges_score_a_group_in_one_call() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import dspy
 import pytest
 from dspy.utils.exceptions import LMServerError
+from dspy_internals import optimizer_internals
 
 from assay.errors import Unscored
-from assay.models.dspy_seam import optimizer_internals
 from assay.rubrics import Criterion, NoGrade, Rubric
 from assay.rubrics.dspy_metric import MissingScore
 from assay.testing import scripted_lm

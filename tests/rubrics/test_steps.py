@@ -1,6 +1,5 @@
 """Step checks: what is read from the record of a step, each with a case that fails it."""
 
-import json
 from typing import Any
 
 import pytest
@@ -186,20 +185,3 @@ def test_a_recorded_schema_is_neither_fetched_nor_executed() -> None:
     assert graded(steps.eligible, run, 0) == 1
     request = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
     assert graded(steps.parsed, rollout(turn(0, output="not json", request=request)), 0) == 0
-
-
-def test_steps_without_tools_or_with_hostile_arguments_are_graded() -> None:
-    plain = rollout(turn(0))
-    assert [
-        graded(getattr(steps, name), plain, 0)
-        for name in ("eligible", "result_used", "not_repeated", "shortened", "tool_executed")
-    ] == [None] * 5
-    deep = json.loads("[" * 500 + "]" * 500)
-    for arguments in (
-        {"expression": "(" * 5000},
-        {"expression": "9" * 100_000},
-        {"code": "\0"},
-        {"x": deep},
-        {"expression": "\ud800"},
-    ):
-        assert graded(steps.eligible, rollout(turn(0, call(arguments))), 0) in (0, 1)

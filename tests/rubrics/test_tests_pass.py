@@ -9,7 +9,8 @@ import pytest
 from assay.datasets import Task
 from assay.errors import RubricError
 from assay.programs.sandbox import available
-from assay.rubrics import Criterion, Rubric, load_rubric, tested
+from assay.rubrics import Criterion, Rubric, load_rubric
+from assay.rubrics.code import checks as tested
 from assay.rubrics.criteria import NoGrade
 
 needs_sandbox = pytest.mark.skipif(

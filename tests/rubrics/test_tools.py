@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from assay.datasets import Task
-from assay.rubrics import Failed, NoGrade, NotApplicable, Rubric, load_rubric, tools
-from assay.rubrics.criteria import Criterion
+from assay.rubrics import NoGrade, NotApplicable, load_rubric, tools
 from assay.rubrics.tools import (
-    abstention_when_not,
     adoption_when_needed,
     argument_exactness,
     calls_used,
@@ -63,18 +61,6 @@ def test_a_task_says_whether_it_needs_a_tool(wanted: Any, metadata: dict[str, An
     if needed is None:
         with pytest.raises(NoGrade, match="does not say whether it needs a tool"):
             adoption_when_needed(task(wanted, **metadata), made(), None)
-
-
-def test_adoption_and_abstention_never_apply_to_the_same_task() -> None:
-    needs, none = task(TRUTH), task([])
-    assert adoption_when_needed(needs, made(call(base=1)), None).value == 1
-    assert adoption_when_needed(needs, made(), None).value == 0
-    assert abstention_when_not(none, made(), None).value == 1
-    grade = abstention_when_not(none, made(call(error="failed")), None)
-    assert (grade.value, grade.reason) == (0, "area was called, and the task needs no tool.")
-    for check, other in ((adoption_when_needed, none), (abstention_when_not, needs)):
-        with pytest.raises(NotApplicable):
-            check(other, made(), None)
 
 
 def test_calls_are_read_from_rollouts_and_steps_too() -> None:
@@ -164,34 +150,3 @@ def test_the_checks_have_short_names_in_a_rubric_file(tmp_path: Path) -> None:
     rows = [f"  - {{name: {name}, check: {name}}}\n" for name in tools.__all__]
     file.write_text(f"name: use\ncriteria:\n{''.join(rows)}")
     assert [criterion.name for criterion in load_rubric(str(file)).criteria] == tools.__all__
-
-
-def test_the_shipped_rubric_scores_tasks_of_both_kinds_from_0_to_1() -> None:
-    rubric = load_rubric("tool_user")
-    right = call(base=10, height=5.0)
-    assert rubric.score(task(TRUTH), made(right)).value == 1
-    # only adoption: 1 of 6
-    assert rubric.score(task(TRUTH), made(call(base=3))).value == pytest.approx(1 / 6)
-    assert rubric.score(task(TRUTH), made()).value == 0
-    result = rubric.score(task([]), made())
-    assert (result.value, result.coverage) == (1, 1)
-    assert rubric.score(task([]), made(right)).value == 0
-    # a failed call, then the right one: (4 + 1 + 1 + 0.5 - 0.5) / 6.5
-    assert rubric.score(task(TRUTH), made(call(error="no"), right)).value == pytest.approx(6 / 6.5)
-    assert rubric.score(task(TRUTH), Failed("no answer")).value == 0
-
-
-def test_criteria_that_do_not_apply_count_neither_in_the_score_nor_against_coverage() -> None:
-    def no_question(task: Task, prediction: Any, rollout: Any) -> Any:
-        raise NotApplicable("not here")
-
-    always = Criterion(name="always", check=lambda task, prediction, rollout: 1.0)
-    absent = Criterion(name="absent", weight=3, check=no_question)
-    after = Criterion(name="after", check=lambda task, prediction, rollout: 1.0, when="absent")
-    result = Rubric(name="r", criteria=[always, absent, after]).score(task([]), made())
-    assert (result.value, result.coverage) == (1, 1)
-    assert [verdict.applies for verdict in result.verdicts] == [True, False, False]
-    failing = Criterion(name="fails", weight=3, check=lambda task, prediction, rollout: 0.0)
-    waits = Criterion(name="waits", check=lambda task, prediction, rollout: 1.0, when="fails")
-    # a `when` that did not pass stays in the divisor: (1 + 0 + 0) / (1 + 3 + 1)
-    assert Rubric(name="r", criteria=[always, failing, waits]).score(task([]), made()).value == pytest.approx(0.2)

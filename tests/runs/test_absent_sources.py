@@ -96,4 +96,4 @@ def test_it_is_said_before_the_first_call_and_reported(index: DocumentIndex) -> 
     assert at_first_call[0] == 1
     assert any("'pump.md' (there is 'pumps.md')" in note for note in report.notes)
     estimate = plan("evaluate", program=agent(index), rubric="answer_from_documents", data=rows, lm=scripted_lm(reply))
-    assert any("'pump.md' (there is 'pumps.md')" in warning for warning in estimate.warnings)
+    assert any("'pump.md' (there is 'pumps.md')" in caution for caution in estimate.cautions)

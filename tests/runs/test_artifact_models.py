@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.api.collect import collect
 from assay.api.plan import plan
-from assay.api.tune import tune
+from assay.commands.collect import collect
+from assay.commands.tune import tune
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
 from rigs.serving import served

@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy as sa
 
 import assay
-from assay.api.pages import write_evaluation_page
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task
 from assay.deployment import load_artifact
@@ -80,7 +79,7 @@ def test_no_file_of_a_project_holds_an_erased_text_after_compile_evaluate_and_re
     options: dict[str, Any] = {"rubric": "r.yaml", "data": "d.jsonl", "lm": scripted_lm(repeating)}
     made = assay.compile("p.py:One", optimizer="labeled", gate=False, **options)
     evaluated = assay.evaluate(str(made.artifact), split="val", **options)
-    write_evaluation_page("page.html", evaluated, program="p")
+    evaluated.write_page("page.html")
     with Store() as store:
         Registry(store.engine).register("support", made.artifact)
     assert str((made.artifact / "program.json").relative_to(own_folder)) in files_with(ANN)
@@ -399,7 +398,7 @@ def test_a_report_page_outside_of_the_folder_is_named_and_emptied(own_folder: Pa
     write_job()
     lm = scripted_lm(repeating)
     evaluated = assay.evaluate("p.py:One", rubric="r.yaml", data="d.jsonl", lm=lm, split="train")
-    write_evaluation_page("page.html", evaluated, program="p")
+    evaluated.write_page("page.html")
     assert "4711" in Path("page.html").read_text()
     report = forget_subject("Person 0").to_dict()
     page = str(Path("page.html").absolute())

@@ -9,9 +9,8 @@ from click.testing import CliRunner
 from dspy.utils.exceptions import LMServerError
 
 import assay
-from assay.api.tune import tune
-from assay.cli import tune as cli_tune
 from assay.cli.main import group
+from assay.commands.tune import tune
 from assay.errors import ArtifactError, BudgetExceeded, ParameterError, RubricError
 from assay.evaluation import SilentProgress
 from assay.models import Caps, Meter
@@ -86,7 +85,7 @@ def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Pa
     )
     assert script.calls == calls
     assert repeated.to_dict() == json.loads(json.dumps(data))
-    assert repeated.outcome.gate == first.outcome.gate
+    assert repeated.gate == first.gate
     assert repeated.program.predictors()[0].demos
     assert statuses() == ["done"]
     assert "this run has finished" in progress.text
@@ -230,9 +229,9 @@ def test_tune_prints_only_measured_metrics_with_their_definitions(
         return json.dumps({"answer": str(number + 2 if (request.config.temperature or 0) > 1 else number)})
 
     sizes = {"val": 20, "gate": 20, "test": 10}
-    report = tune("mine.py:Mine", **job(right_if_warm, trials=4, prompt_format="json", sizes=sizes)).to_dict()
-    assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
-    cli_tune.print_report(report)
+    report = tune("mine.py:Mine", **job(right_if_warm, trials=4, prompt_format="json", sizes=sizes))
+    assert report.test["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
+    print(*report.lines(), sep="\n")
     output = capsys.readouterr().out
     assert "adaptability" not in output
     assert "average confidence" not in output

@@ -12,8 +12,7 @@ import dspy
 import pytest
 
 import assay
-from assay.api import tune as tuning
-from assay.api.judge.score import score_rows
+from assay.commands.judge_score import score_rows
 from assay.errors import ConfigError, ModelError, ProgramFailed
 from assay.testing import scripted_lm
 from assay.traces import Store
@@ -61,7 +60,7 @@ def jobs(**options: Any) -> list[Any]:
     keywords = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", **options}
     return [
         lambda: assay.compile("mine.py:Mine", optimizer="labeled", **keywords),
-        lambda: tuning.tune("mine.py:Mine", trials=2, **keywords),
+        lambda: assay.tune("mine.py:Mine", trials=2, **keywords),
         lambda: assay.collect("mine.py:Mine", n=2, **keywords),
         lambda: assay.evaluate("mine.py:Mine", **keywords),
         lambda: assay.parameter_impact("mine.py:Mine", levels=2, **keywords),

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 import assay
 from assay.api.record import opened_store
-from assay.api.run import predictor
 from assay.cli.main import group
+from assay.commands.run import Predictor
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task
 from assay.testing import scripted_lm
@@ -120,7 +120,7 @@ def test_an_erasure_names_the_files_of_predictions_and_those_that_hold_the_text(
 
 def test_an_erasure_names_what_a_stopped_run_has_written() -> None:
     outputs = (Path("out.jsonl"), Path("out.jsonl.part"))
-    with suppress(KeyboardInterrupt), predictor("p.py:Repeat", outputs=outputs, **ADDRESS) as predict:
+    with suppress(KeyboardInterrupt), Predictor("p.py:Repeat", **ADDRESS).predictor(outputs=outputs) as predict:
         predict(ROWS["flat"], where="d.jsonl:1")
         outputs[1].write_text("{}\n")
         raise KeyboardInterrupt

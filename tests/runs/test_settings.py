@@ -14,52 +14,21 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.deploy.status import advance_deployment
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.drift import replay_anchors
-from assay.api.judge.fidelity import audit_user
-from assay.api.judge.score import score_rows
-from assay.api.loop.state import schedule_files
-from assay.api.registry import register
-from assay.api.run import run
-from assay.api.serve import serve
-from assay.api.train import train_offline
+from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
 from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
-from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
-from assay.runs.settings import options, store_options
+from assay.runs.settings import options
 from assay.runs.settings.shared import DEFAULT_SALT
 from assay.support.settings import Declared, DeclaredFields, Settings, nearest, setting, settings_of
 
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
-    (assay.compile, settings.CompileSettings, options.CompileOptions),
-    (assay.collect, settings.CollectSettings, options.CollectOptions),
     (assay.improve, settings.ImproveSettings, options.ImproveOptions),
-    (assay.tune, settings.TuneSettings, options.TuneOptions),
-    (assay.parameter_impact, settings.ImpactSettings, options.ImpactOptions),
-    (assay.train, settings.TrainSettings, options.TrainOptions),
-    (train_offline, PolicySettings, options.OfflineOptions),
-    (assay.train_sft, SFTSettings, options.SFTOptions),
-    (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
-    (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
-    (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
-    (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
-    (audit_user, settings.FidelitySettings, options.FidelityOptions),
-    (run, settings.RunSettings, options.RunOptions),
-    (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
-    (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
-    (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
-EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
-    (register, settings.RegisterSettings),
-    (schedule_files, settings.LoopInstallSettings),
-]
-WITHOUT_SETTINGS = {assay.train: {"cache"}}
 
 
 @pytest.mark.parametrize(
@@ -70,27 +39,15 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
 ) -> None:
     parameters = inspect.signature(function).parameters
     own_parameters = inspect.signature(inspect.unwrap(function)).parameters
-    declared = {
-        name: field
-        for name, field in settings_of(kind).items()
-        if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
-    }
+    declared = {name: field for name, field in settings_of(kind).items() if not field.declared.named}
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function in (train_offline, serve)
+    assert "trust" in parameters
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
     typed = {name: result for name, result in typing.get_type_hints(keywords).items() if name != "trust"}
     assert typed == {name: setting.type for name, setting in declared.items() if name not in own_parameters}
-
-
-@pytest.mark.parametrize(("function", "kind"), EXPLICIT, ids=[kind.__name__ for _, kind in EXPLICIT])
-def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..., Any], kind: type[Any]) -> None:
-    parameters = inspect.signature(function).parameters
-    for name, field in settings_of(kind).items():
-        if not field.declared.named:
-            assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
 
 
 def test_keywords_of_a_declaration_are_its_attributes() -> None:
@@ -108,13 +65,13 @@ def test_no_public_function_takes_untyped_options() -> None:
 @pytest.mark.parametrize("optimizer", ["copro", "gepa", "GEPA", "dspy:COPRO"])
 def test_demos_are_refused_for_an_optimizer_that_adds_none(optimizer: str) -> None:
     assert CompileConfig(optimizer=optimizer).demos == 16
-    with pytest.raises(ConfigError, match="demos=9 would have no effect on optimizer="):
+    with pytest.raises(ConfigError, match="demos: 9 would have no effect on optimizer"):
         CompileConfig(optimizer=optimizer, demos=9)
     assert CompileConfig(optimizer="mipro", demos=9).demos == 9
 
 
 def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> None:
-    made = settings.CompileSettings(**NAMED)
+    made = Compile(**NAMED)
     for same in (
         {"max_calls": 3},
         {"threads": 2},
@@ -123,15 +80,14 @@ def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> N
         {"judge_api_key_env": "X"},
         {"salt": DEFAULT_SALT},
     ):
-        assert settings.CompileSettings(**NAMED, **same).key == made.key, same  # type: ignore[arg-type]
+        assert Compile(**NAMED, **same).key == made.key, same  # type: ignore[arg-type]
     for other in ({"seed": 1}, {"demos": 3}, {"judge_model": "openai/m"}, {"salt": "b"}, {"prompt_format": "json"}):
-        assert settings.CompileSettings(**NAMED, **other).key != made.key, other  # type: ignore[arg-type]
+        assert Compile(**NAMED, **other).key != made.key, other  # type: ignore[arg-type]
     assert Evaluate(**NAMED).key != Evaluate(**NAMED, split="gate").key
 
 
 def test_a_field_without_setting_is_internal() -> None:
-    assert "kind" not in settings_of(settings.CompileSettings)
-    assert "worker" not in settings_of(settings.TuneSettings)
+    assert "kind" not in settings_of(settings.ImproveSettings)
 
 
 def test_every_setting_has_a_help_text_and_a_default() -> None:
@@ -163,11 +119,11 @@ def test_types_and_bounds_of_any_settings_class() -> None:
 
 
 def test_a_typo_in_a_settings_class_names_the_nearest_field() -> None:
-    with pytest.raises(TypeError, match=r"CompileSettings has no field 'max_cals'\. Did you mean 'max_calls'\?"):
-        settings.CompileSettings(**NAMED, max_cals=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword 'max_cals'\. Did you mean 'max_calls'\?"):
+        assay.compile(**NAMED, max_cals=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Example has no field 'zzz'\. It has count, turns, file\."):
         Example(zzz=3)  # type: ignore[call-arg]
-    made = settings.CompileSettings(**NAMED, max_calls=3)
+    made = Compile(**NAMED, max_calls=3)
     assert pickle.loads(pickle.dumps(made)) == made == replace(made, seed=0)
 
 
@@ -189,14 +145,15 @@ def test_the_nearest_valid_name_is_found() -> None:
 def test_choices_defined_twice_are_equal() -> None:
     from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
-    from assay.optimizers.finetuning.settings import RETURNS
-    from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
+    from assay.optimizers.finetuning.settings import PolicySettings
+    from assay.optimizers.judges.config import JudgeConfig
     from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing
 
-    assert set(RETURNS) == set(CREDIT_RETURNS) == set(options_of(Export)["returns"].choices)
-    assert SETTINGS_MEASURES == MEASURES
+    choices = (set(options_of(kind)["returns"].choices) for kind in (Export, PolicySettings))
+    assert [*choices] == [set(CREDIT_RETURNS)] * 2
+    assert options_of(JudgeConfig)["objective"].choices == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 
 

@@ -11,18 +11,19 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.api.judge.score import score_rows
-from assay.api.tune import tune
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
+from assay.commands.compile import Compile
+from assay.commands.judge_compile import CompileJudge
+from assay.commands.judge_score import score_rows
 from assay.commands.project import project_settings
 from assay.commands.scoring import score_rollouts
+from assay.commands.tune import tune
 from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify
 from assay.runs.loading import load_judge
-from assay.runs.settings import CompileSettings, JudgeCompileSettings
 from assay.testing import scripted_lm
 from rigs.serving import served
 
@@ -108,7 +109,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("value", "stored"), [(256, 256), ("256", 256), ("Low", "low"), (0, "off"), ("auto", "auto"), (10**6, 10**6)]
 )
 def test_a_budget_is_stored_in_its_short_form(value: Any, stored: Any) -> None:
-    assert CompileSettings(program="p", rubric="r", data="d", thinking=value).thinking == stored
+    assert Compile(program="p", rubric="r", data="d", thinking=value).thinking == stored
 
 
 def test_every_call_of_a_module_with_two_predictors_has_the_budget_and_a_judge_its_own(
@@ -279,7 +280,7 @@ def test_the_command_line_names_the_flag_and_the_nearest_word(project: dict[str,
 
 
 def test_a_judges_budget_is_declared_for_the_judge() -> None:
-    assert JudgeCompileSettings(judge="j", labels="l", thinking="64").thinking == 64
+    assert CompileJudge("j", labels="l", thinking="64").thinking == 64
 
 
 def test_stored_rollouts_are_scored_with_the_judges_budget(project: dict[str, Any], vllm: Server) -> None:

@@ -1,16 +1,13 @@
 """Names that become paths, and folders that are removed."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
-import assay
 from assay.errors import ConfigError
 from assay.support.job_folders import MARKER, check_claimable, claim_folder, remove_folder
 from assay.support.names import check_name, is_name, is_within, place_in
 
-SOURCE = Path(assay.__file__).parent
 BAD = [
     "", ".", "..", "../x", "../../victim", "a/b", "/etc", "a/", "/", "a\\b", "..\\x", "C:x", "c:", "a\0b", "a\nb",
     "a\tb", "a\x1b[2J", "a\x7f", "a\x9b", ".hidden", "-rf", "--name", " a", "a ", "a.", "..a", "...", "x" * 201,
@@ -117,16 +114,6 @@ def test_dots_in_a_path_do_not_lead_to_another_folder(tmp_path: Path) -> None:
     assert (tmp_path / "victim").is_dir()
 
 
-def test_a_claimed_folder_is_empty_and_may_be_claimed_again(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    claim_folder(folder, "job a")
-    (folder / "left by a kill").touch()
-    claim_folder(folder, "job a")
-    assert [path.name for path in folder.iterdir()] == [MARKER]
-    (tmp_path / "empty").mkdir()
-    claim_folder(tmp_path / "empty", "job a")
-
-
 @pytest.mark.parametrize("content", ["files", "another job", "file", "link"])
 def test_a_folder_of_others_is_not_claimed(content: str, tmp_path: Path) -> None:
     folder = tmp_path / "f"
@@ -144,22 +131,3 @@ def test_a_folder_of_others_is_not_claimed(content: str, tmp_path: Path) -> None
         with pytest.raises(ConfigError):
             call(folder, "job a")
     assert sorted(map(str, tmp_path.rglob("*"))) == before
-
-
-def test_one_function_removes_folders() -> None:
-    """Besides `job_folders`, only temporary folders: in the function that made them, and those of the sandbox, whose
-    processes could remove a marker.
-    """
-
-    def removes(function: ast.AST) -> bool:
-        text = ast.unparse(function)
-        return ("rmtree" in text or "removedirs" in text) and "mkdtemp" not in text
-
-    places = [
-        f"{path.relative_to(SOURCE)}: {node.name}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        if path.relative_to(SOURCE).parts[0] != "testing"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and removes(node)
-    ]
-    assert places == ["programs/sandbox/process.py: remove_folder", "support/job_folders.py: remove_folder"]

@@ -16,7 +16,6 @@ from assay.support.sections import (
     output_names,
     prompt_fields,
     prompt_readings,
-    sections_in,
     structure_in,
 )
 
@@ -30,16 +29,6 @@ def test_an_answer_in_any_format_has_its_fields(form: str, value: str) -> None:
     text = answer_of(ADAPTERS[form], SIGNATURE, outputs)
     for prefix in ("", "<think>is it\nanswer: 3\n<answer>4</answer>?</think>\n"):
         assert fields_in(prefix + text, ("why", "answer")) == outputs
-
-
-@pytest.mark.parametrize("form", ADAPTERS)
-@pytest.mark.parametrize("value", VALUES)
-def test_one_of_the_readings_of_a_prompt_has_its_inputs(form: str, value: str) -> None:
-    inputs = {"question": value, "context": f"first\n{value}"}
-    prompt = prompt_of(ADAPTERS[form], SIGNATURE, inputs)[-1]["content"]
-    assert inputs in prompt_readings(prompt)
-    if form != "lean" or not ("\nnote: " in value or "\n\nRespond with" in value):
-        assert prompt_fields(prompt) == inputs
 
 
 @pytest.mark.parametrize("form", ADAPTERS)
@@ -85,17 +74,6 @@ def test_text_of_users_names_no_outputs_and_has_no_fields() -> None:
 )
 def test_answers_of_models_are_read_leniently(text: str, fields: dict[str, Any]) -> None:
     assert fields_in(text, ("reasoning", "why", "answer")) == fields
-
-
-def test_positions_are_those_of_the_values() -> None:
-    for text in (
-        "[[ ## why ## ]]\na\n\n[[ ## answer ## ]]\n4 5\n",
-        "<answer>\n4 5\n</answer>",
-        "answer: 4 5",
-        "<think>x</think>answer: 4 5",
-    ):
-        [section] = sections_in(text, ("answer",))
-        assert text[section.start : section.end] == "4 5"
 
 
 def test_arguments_of_tool_calls_are_fields() -> None:
@@ -183,14 +161,3 @@ def test_long_texts_are_read_in_linear_time(part: str) -> None:
         answer_fields(whole, names=("why", "answer", "tool_calls"), nested=("answer",))
         prompt_readings(whole)
         adapter_readings("Reply with: answer: …", whole)
-
-
-def test_the_format_xml_takes_objects_that_are_not_valid_xml() -> None:
-    text = (
-        "<sum>\n<terms><item><value>1</value><note>a & b < c</note></item></terms><weights><x>2</x></weights>\n</sum>"
-        "<tags><item>R&D</item></tags><html><br></html>"
-    )
-    read = ADAPTERS["xml"].parse(ReadSum, text)
-    assert read == {
-        "sum": Sum(terms=[Term(value=1, note="a & b < c")], weights={"x": 2}), "tags": ["R&D"], "html": "<br>"
-    }  # fmt: skip

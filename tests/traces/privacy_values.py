@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from assay.traces.privacy.anonymizer import Anonymizer, KnownValue
+from assay.traces.privacy.anonymizer import Anonymizer
+from assay.traces.privacy.names import KnownValue
 
 KEY = b"0123456789abcdef"
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from assay.commands.serve import Serve
 from assay.errors import ConfigError
-from assay.runs.settings import ServeSettings
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
@@ -136,16 +136,6 @@ def test_calls_at_odd_paths_are_recorded(tmp_path: Path, path: str, body: dict[s
     assert (outputs, gateway.unrecorded) == (["hello"], 0)
 
 
-@pytest.mark.parametrize("path", ["/v1/engines/x/completions", "/openai/deployments/x/completions"])
-def test_a_served_model_replaces_the_one_in_an_odd_path(tmp_path: Path, path: str) -> None:
-    server = Server()
-    with Store(tmp_path / "s.db") as store, served(server.app()) as behind:
-        gateway = Gateway(store, upstream_of("openai/davinci", base=behind))
-        with served(gateway.app()) as url:
-            assert post(url + path, {"prompt": "hi"})[0] == 200
-    assert server.asked == [path.replace("/x/", "/davinci/")]
-
-
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/model/x/converse", "/odd"])
 def test_calls_in_other_formats_are_counted_and_said_at_once(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
@@ -167,4 +157,4 @@ def test_requests_that_are_no_calls_are_passed_on(tmp_path: Path, path: str, cap
 def test_the_default_size_of_a_request_is_the_same_everywhere(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         gateway = Gateway(store, upstream_of(None, base="http://127.0.0.1:1"))
-    assert ServeSettings().max_body_mb << 20 == gateway.max_body == 64 << 20
+    assert Serve().max_body_mb << 20 == gateway.max_body == 64 << 20

@@ -1,33 +1,15 @@
 """The known prefix of a conversation is not parsed again, and results are as if it were."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.support.scrubbing import MARK, add_secrets
-from assay.traces import Store
-from assay.traces.gateway import conversation
-from assay.traces.gateway import requests as client_requests
-from assay.traces.gateway import requests as passing
 from assay.traces.gateway.requests import Beginnings, ClientRequest, storable
-from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.upstreams import upstream_of
-from rigs.serving import post, served
-from rigs.upstream import ScriptedUpstream
 
 Body = dict[str, Any]
 SECRET = "planted-credential-1a2b3c4d"
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
-    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:
-        gateway = Gateway(store, upstream_of("m", base=behind))
-        with served(gateway.app()) as url:
-            yield gateway, url
 
 
 def turns(dialect: str, count: int, *, planted: int = -1) -> list[Body]:
@@ -80,42 +62,6 @@ def test_a_cached_beginning_gives_the_same_request_as_no_cache(dialect: str, pla
         assert SECRET not in json.dumps(cached.body)
 
 
-def test_each_message_of_a_conversation_is_read_once(
-    stage: tuple[Gateway, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scrubbed, digests = list[int](), list[int]()
-    scrub, extend = passing.without_secrets, conversation.extended_digest
-    monkeypatch.setattr(
-        passing,
-        "without_secrets",
-        lambda body, secrets: scrubbed.append(len(body["messages"])) or scrub(body, secrets),
-    )
-    for module in (client_requests, conversation):
-        monkeypatch.setattr(module, "extended_digest", lambda *arguments: digests.append(1) or extend(*arguments))
-    for body in turns("chat", 6):
-        assert post(f"{stage[1]}/v1/chat/completions", body)[0] == 200
-    assert scrubbed == [1, 2, 2, 2, 2, 2, 2]
-    assert len(digests) == 13 + 7  # of the messages, and of the answers
-
-
-@pytest.mark.parametrize("changed", ["system", "message", "tools of a message"])
-def test_a_changed_beginning_is_processed_again(changed: str) -> None:
-    beginnings = Beginnings()
-    *_, last, body = turns("messages", 4)
-    read(beginnings, "messages", last)
-    assert (known := beginnings.of("messages", body))
-    assert known.known
-    if changed == "system":
-        body["system"] = "be long"
-    elif changed == "message":
-        body["messages"][0]["content"] = "begin!"
-    else:
-        body["messages"][1]["content"][0]["input"]["api_key"] = SECRET
-    assert (known := beginnings.of("messages", body))
-    assert (known.known, known.chain) == (0, ())
-    assert SECRET not in json.dumps(read(beginnings, "messages", body).body)
-
-
 def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> None:
     beginnings, later = Beginnings(), "told-after-the-first-call-77"
     *_, last, body = turns("chat", 3)
@@ -124,27 +70,3 @@ def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> 
     assert later in json.dumps(read(beginnings, "chat", last).body)
     add_secrets(later)
     assert read(beginnings, "chat", body).body["messages"][0]["content"] == f"with {MARK}"
-
-
-def test_the_cache_of_beginnings_is_bounded() -> None:
-    beginnings, answer = Beginnings(most=30), {"role": "assistant", "content": "yes"}
-    bodies = [{"messages": [{"role": "user", "content": f"{n} {at}"} for at in range(10)]} for n in range(20)]
-    for body in bodies:
-        read(beginnings, "chat", body)
-    next_requests = [beginnings.of("chat", {"messages": [*body["messages"], answer]}) for body in bodies]
-    assert [len(known.chain) for known in next_requests if known] == [0] * 17 + [10] * 3
-    assert beginnings.size == 30
-    read(beginnings, "chat", body)  # the same request again takes no more memory
-    assert beginnings.size == 30
-
-
-@pytest.mark.parametrize(
-    ("dialect", "body"),
-    [
-        ("responses", {"input": "hello"}),
-        ("chat", {"messages": "hello"}),
-        ("chat", {"messages": [{"role": "user", "content": "\ud800"}]}),
-    ],
-)
-def test_dialects_that_are_not_incremental_are_read_completely(dialect: str, body: Body) -> None:
-    assert Beginnings().of(dialect, body) is None

@@ -40,27 +40,6 @@ CONVERSATION = [
 ]
 
 
-def test_a_request_that_continues_a_response_has_all_messages_before_it() -> None:
-    first, second = (
-        responses_request("1 + 2?", instructions="Be brief."),
-        responses_request([RESULT], previous_response_id="resp_1"),
-    )
-    requests = full_requests([(first, CALLED), (second, text("resp_2", "3"))])
-    assert requests[0] == first
-    assert chat_messages(requests[1] or {}) == CONVERSATION  # the API does not carry instructions over
-    third = full_requests(
-        [
-            (first, CALLED),
-            (second, text("resp_2", "3")),
-            (responses_request("sure?", instructions="Now.", previous_response_id="resp_2"), {}),
-        ]
-    )[2]
-    assert chat_messages(third or {}) == [
-        {"role": "system", "content": "Now."}, *CONVERSATION, {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "sure?"},
-    ]  # fmt: skip
-
-
 def test_a_fork_continues_the_response_that_it_names() -> None:
     calls = [
         (responses_request("1 + 2?"), CALLED),
@@ -77,50 +56,6 @@ def test_requests_of_one_conversation_contain_the_earlier_calls() -> None:
         (responses_request([RESULT], conversation={"id": "conv_1"}), text("resp_2", "3")),
     ]
     assert chat_messages(full_requests(calls)[2] or {}) == CONVERSATION
-
-
-def test_a_request_that_continues_an_unrecorded_response_is_incomplete() -> None:
-    lost = responses_request([RESULT], previous_response_id="resp_0")
-    assert full_requests(
-        [
-            (lost, text("resp_1", "3")),
-            (responses_request("sure?", previous_response_id="resp_1"), text("resp_2", "yes")),
-        ]
-    ) == [None, None]
-
-
-def test_a_message_that_continues_a_thread_has_the_threads_messages_system_and_tools() -> None:
-    def message_request(text: Any, **body: Any) -> dict[str, Any]:
-        return {
-            "dialect": "messages",
-            "body": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}], **body},
-        }
-
-    def answered(name: str, *content: dict[str, Any]) -> dict[str, Any]:
-        return {"id": name, "type": "message", "role": "assistant", "content": list(content)}
-
-    thread_fields = {"system": "Be brief.", "tools": [{"name": "add", "input_schema": {"type": "object"}}]}
-    use, result = (
-        {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": 2}},
-        {"type": "tool_result", "tool_use_id": "c1", "content": "3"},
-    )
-    calls = [
-        (message_request("1 + 2?", thread={"type": "create"}, **thread_fields), answered("msg_1", use)),
-        (
-            message_request([result], thread={"type": "continue", "previous_message_id": "msg_1"}),
-            answered("msg_2", {"type": "text", "text": "3"}),
-        ),
-        (message_request("sure?", thread={"type": "continue", "previous_message_id": "msg_2"}), answered("msg_3")),
-        (message_request("lost", thread={"type": "continue", "previous_message_id": "msg_0"}), answered("msg_4")),
-    ]
-    first, second, third, lost = full_requests(calls)
-    assert (first, lost) == (calls[0][0], None)
-    assert chat_messages(second or {}) == [{"role": "system", "content": "Be brief."}, *CONVERSATION]
-    assert chat_messages(third or {})[4:] == [
-        {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "sure?"},
-    ]
-    assert [(request or {})["body"].keys() & {"tools", "thread"} for request in (second, third)] == [{"tools"}] * 2
 
 
 @pytest.fixture
@@ -157,57 +92,11 @@ def rows(kind: str, store: Store, **options: Any) -> tuple[list[dict[str, Any]],
     return [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()], report.manifest
 
 
-def test_rows_of_chained_calls_contain_the_complete_conversation(store: Store) -> None:
-    store_rollout(
-        store,
-        (responses_request("1 + 2?"), CALLED),
-        (responses_request([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
-    )
-    exported, _ = rows("sft", store, model="nobody/unknown")
-    assert [message["role"] for message in exported[1]["prompt"]] == ["user", "assistant", "tool"]
-    exported, _ = rows("grpo", store, rubric="math_qa", model="nobody/unknown", tools="native")
-    assert [message["role"] for message in exported[0]["prompt"]] == ["user", "assistant", "tool"]
-    exported, _ = rows("transitions", store)
-    assert chat_messages(exported[1]["input"]) == CONVERSATION
-
-
-@pytest.mark.parametrize(
-    "also", [{}, {"name": "model"}], ids=["arguments alone", "the agent's name"]
-)  # LangChain's createAgent names itself
-def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(store: Store, also: dict[str, Any]) -> None:
-    def conversation(arguments: str) -> list[dict[str, Any]]:
-        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
-        return [CONVERSATION[0], {"role": "assistant", "content": None, "tool_calls": [call], **also}, CONVERSATION[2]]
-
-    def chat(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"dialect": "chat", "body": {"model": "m", "messages": messages}}
-
-    answers = [
-        {"choices": [{"message": message}]} for message in (CONVERSATION[1], {"role": "assistant", "content": "3"})
-    ]
-    store_rollout(store, (chat(CONVERSATION[:1]), answers[0]), (chat(conversation('{"b":2,"a":1}')), answers[1]))
-    exported, _ = rows("sft", store, model="nobody/unknown", whole=True)
-    assert [len(row["messages"]) for row in exported] == [4]
-
-
 def test_rows_with_an_unrecorded_conversation_are_left_out_and_fail_the_gate(store: Store) -> None:
     store_rollout(
         store,
         (responses_request("1 + 2?"), CALLED),
         (responses_request([RESULT], previous_response_id="resp_0"), text("resp_2", "3")),
-    )
-    exported, manifest = rows("sft", store)
-    assert ([row["t"] for row in exported], manifest["problems"]) == ([0], {"conversation": 1})
-
-
-@pytest.mark.parametrize("name", ["cachedContent", "cached_content"])
-def test_calls_with_contents_cached_by_gemini_are_left_out_of_rows(store: Store, name: str) -> None:
-    contents = [{"role": "user", "parts": [{"text": "sum it up"}]}]
-    answer = {"candidates": [{"content": {"role": "model", "parts": [{"text": "3"}]}, "finishReason": "STOP"}]}
-    store_rollout(
-        store,
-        ({"dialect": "gemini", "body": {"contents": contents}}, answer),
-        ({"dialect": "gemini", "body": {"contents": contents, name: "c/1"}}, answer),
     )
     exported, manifest = rows("sft", store)
     assert ([row["t"] for row in exported], manifest["problems"]) == ([0], {"conversation": 1})

@@ -74,19 +74,6 @@ def test_every_turn_gets_its_own_results(tmp_path: Path) -> None:
     assert [tool.result for tool in rollout.tools] == ["r1", "r2", "r3", "s1", "s2", "s3"]
 
 
-def test_results_in_the_format_of_anthropic_are_matched_in_order(tmp_path: Path) -> None:
-    uses = [
-        {"type": "tool_use", "id": f"x{at}", "name": name, "input": {"a": 1} if name == "f" else {}}
-        for at, (_, name, _) in enumerate(CALLS)
-    ]
-    back = [{"type": "tool_result", "tool_use_id": f"x{at}", "content": f"r{at}"} for at in range(3)]
-    later = [{"role": "assistant", "content": uses}, {"role": "user", "content": back}]
-    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
-    more = {"max_tokens": 9, "tools": tools}
-    rollout = run_of(tmp_path, {**asked(), **more}, {**asked(*later), **more}, path="/v1/messages")
-    assert [tool.result for tool in rollout.tools] == ["r0", "r1", "r2"]
-
-
 def test_a_result_that_is_missing_stays_missing(tmp_path: Path) -> None:
     rollout = run_of(tmp_path, asked(), asked(called("x1", "x2", "x3"), *results(x2="r2")))
     assert [tool.result for tool in rollout.tools] == [None, "r2", None]

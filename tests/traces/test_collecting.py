@@ -1,6 +1,5 @@
 """Collecting: groups of rollouts, recording in process, interactions of one's own, ratings."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,37 +17,14 @@ from assay.commands.traces import forget_subject
 from assay.datasets.tasks import task_key
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Store, ToolCall, Transition
+from assay.traces import Store, ToolCall
 from assay.traces.export.selection import consents
-from assay.traces.recorded_fields import CallFields, RolloutFields
 from assay.traces.store.sealing import store_splits
 from assay.traces.store.tables import known_tasks
 
 
 def answers(text: str = "7") -> Any:
     return scripted_lm(lambda request: json.dumps({"answer": text}))
-
-
-def test_collect_makes_groups_over_parameters(program: str) -> None:
-    report = assay.collect(
-        program,
-        rubric="r.yaml",
-        data="d.jsonl",
-        n=4,
-        sizes={"train": 3},
-        over=[{"temperature": 0.2}, {"temperature": 1.0}],
-        lm=answers(),
-        store="s.db",
-    )
-    data = report.to_dict()
-    assert (data["rollouts"], data["tasks"], data["result"]["score"], data["groups_with_spread"]) == (12, 3, 1.0, 0)
-    with Store("s.db") as store:
-        rollouts = list(store.rollouts())
-    assert {r.group_id for r in rollouts} == {f"{report.run_id}/{r.task_id}" for r in rollouts}
-    assert {(r.sample, r.parameters["temperature"]) for r in rollouts} == {(0, 0.2), (1, 1.0), (2, 0.2), (3, 1.0)}
-    assert {(r.split, r.data_subject, r.expected["answer"], r.metadata["difficulty"]) for r in rollouts} == {
-        ("train", "ann", "7", "easy")
-    }
 
 
 def test_tasks_with_equal_prompts_get_independent_samples(tmp_path: Path) -> None:
@@ -116,7 +92,7 @@ def test_a_collection_that_reached_its_cap_resumes_where_it_stopped(program: str
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"n": 0}, "at least 1"), ({"split": "test"}, "train, val"), ({"over": [{"speed": 1}]}, "speed")],
+    [({"n": 0}, "n: must be"), ({"split": "test"}, "train, val"), ({"over": [{"speed": 1}]}, "speed")],
 )
 def test_invalid_settings_of_a_collection_are_refused(program: str, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
@@ -292,23 +268,3 @@ def test_consent_is_stored_the_same_from_every_source(
         with store.engine.connect() as connection:  # of demonstrations that show these tasks
             assert set(connection.execute(sa.select(known_tasks.c.consent)).scalars()) == {stored}
     assert consents(stored or "") == (consent in (True, 1))
-
-
-@pytest.mark.parametrize(
-    ("keywords", "record", "internal", "further"),
-    [
-        (RolloutFields, Rollout, {"rubric", "early_tools", "transitions"}, set()),
-        (
-            CallFields,
-            Transition,
-            {"t", "model", "request", "response", "output", "tools", "return_"},
-            {"finish_reason"},
-        ),
-    ],
-)
-def test_keywords_of_record_are_the_fields_of_the_stored_record(
-    keywords: Any, record: Any, internal: set[str], further: set[str]
-) -> None:
-    fields = {field.name for field in dataclasses.fields(record)}
-    assert internal < fields
-    assert set(keywords.__annotations__) == (fields - internal) | further

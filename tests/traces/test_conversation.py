@@ -41,34 +41,6 @@ def test_smolagents_writes_tool_calls_as_text_and_stays_one_rollout(place: Place
     assert len({rollout.group_id for rollout in place.rollouts()}) == 1
 
 
-def test_code_that_smolagents_extends_continues_its_rollout(place: Place) -> None:
-    for _ in range(2):
-        messages = [parts("user", "Thought: compute.\n<code>\nprint(6 * 7)\n</code>")]
-        for at in range(3):
-            answer = place.chat(*messages)["content"]
-            messages += [
-                parts("assistant", f"{answer}\nCalling tools:\n[{{'id': 'call_{at}'}}]"),
-                parts("user", f"Observation {at}:\n42"),
-            ]
-    assert place.turns == [3, 3]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda answer: {**answer, "content": f"  {answer['content']}\n"},  # trimmed or padded
-        lambda answer: {**answer, "content": answer["content"][:-2]},  # cut at a stop sequence
-        lambda answer: {**answer, "name": "assistant"},
-    ],
-)
-def test_an_answer_with_small_changes_by_the_client_is_recognised(
-    place: Place, change: Callable[[Message], Message]
-) -> None:
-    answer = place.chat(user("say this back to me"))
-    place.chat(user("say this back to me"), change(answer), user("two"))
-    assert place.turns == [2]
-
-
 def test_an_answer_whose_json_the_client_reformatted_is_recognised(scripted: Callable[[Answers], Place]) -> None:
     place = scripted(lambda messages: {"content": '{"b": 1,\n "a": [2]}'})
     place.chat(user("json"))
@@ -89,17 +61,6 @@ def test_a_conversation_with_the_same_beginning_is_another_rollout(place: Place)
     assert place.turns == [1, 1]
 
 
-def test_a_shortened_conversation_continues_by_its_tool_result(place: Place) -> None:
-    answer = place.chat(user("use the tool"), tools=TOOLS)
-    place.chat(
-        user("a summary of all before"),
-        answer,
-        {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "42"},
-        tools=TOOLS,
-    )
-    assert place.turns == [2]
-
-
 def test_a_request_that_insists_on_a_tool_after_an_answer_stays_in_the_rollout(place: Place) -> None:
     place.chat(user("hello"), tools=TOOLS)
     place.chat(user("hello"), tools=TOOLS, tool_choice={"type": "function", "function": {"name": "final_answer"}})
@@ -113,23 +74,6 @@ def test_a_shorter_request_after_a_failed_call_stays_in_the_rollout(place: Place
     assert post(f"{place.url}/v1/chat/completions", body)[0] == 500
     place.chat(user("one"), answer, user("shorter"))
     assert place.turns == [3]
-
-
-@pytest.mark.parametrize("resent", ["what was read", "a space after it", "nothing"])
-def test_a_client_that_disconnects_and_continues_with_a_partial_answer_stays_in_the_rollout(
-    place: Place, resent: str
-) -> None:
-    text_read = leave_in_the_middle(place, "Hello, and #hang")
-    assert "echo: Hello".startswith(text_read)
-    repeated = {
-        "what was read": [assistant(text_read)],
-        "a space after it": [assistant(f"{text_read} ")],
-        "nothing": [],
-    }[resent]
-    place.chat(user("Hello, and #hang"), *repeated, user("never mind"))
-    (rollout,) = place.rollouts()
-    assert [t.failure for t in rollout.transitions] == ["cap", None]
-    assert rollout.prediction == {"answer": "echo: never mind"}
 
 
 def test_another_conversation_with_the_beginning_of_a_partial_answer_is_another_rollout(place: Place) -> None:
@@ -155,33 +99,12 @@ def leave_in_the_middle(place: Place, question: str) -> str:
 # -- forks
 
 
-def test_a_conversation_that_continues_twice_from_one_point_is_two_rollouts(place: Place) -> None:
-    first = place.chat(user("one"))
-    ways = [place.chat(user("one"), first, user(way)) for way in ("left", "right")]
-    place.chat(user("one"), first, user("right"), ways[1], user("on"))
-    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [
-        ["echo: one", "echo: left"],
-        ["echo: right", "echo: on"],
-    ]
-
-
 def test_tool_results_that_are_sent_twice_are_a_fork(place: Place) -> None:
     answer = place.chat(user("use the tool"), tools=TOOLS)
     for result in ("42", "43"):
         tool_message = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": result}
         place.chat(user("use the tool"), answer, tool_message, tools=TOOLS)
     assert place.turns == [2, 1]
-
-
-def test_a_response_that_two_requests_continue_is_a_fork(place: Place) -> None:
-    first = place.respond("one")
-    left, right = (place.respond(way, previous_response_id=first) for way in ("left", "right"))
-    place.respond("on", previous_response_id=right)
-    place.respond("on", previous_response_id=left)
-    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [
-        ["echo: one", "echo: left", "echo: on"],
-        ["echo: right", "echo: on"],
-    ]
 
 
 # -- ids
@@ -191,19 +114,3 @@ def test_calls_of_one_conversation_object_are_one_rollout(place: Place) -> None:
     for conversation in ("conv_1", {"id": "conv_1"}, "conv_2"):
         place.respond("hello", conversation=conversation)
     assert place.turns == [2, 1]
-
-
-def test_calls_of_one_trace_are_one_rollout(place: Place) -> None:
-    def within(trace: str) -> dict[str, str]:
-        return {"traceparent": f"00-{trace}-{'b' * 16}-01"}
-
-    for text, trace in (
-        ("one", "a" * 32),
-        ("something else", "A" * 32),
-        ("one", "c" * 32),
-        ("two", "0" * 32),
-        ("three", "0" * 32),
-    ):
-        place.chat(user(text), headers=within(trace))
-    place.chat(user("four"), headers={"traceparent": "no trace"})
-    assert place.turns == [2, 1, 1, 1, 1]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from assay.datasets import load_splits
 from assay.errors import ConfigError, DataError
 from assay.traces import Rollout, Store
 from assay.traces.dataset_files import add_task, dataset_names, why_not_added
@@ -26,18 +25,6 @@ def rollout(number: int = 1, **fields: Any) -> Rollout:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_dataset_is_data_for_other_commands(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        for number in range(20):
-            added = add_task(store, rollout(number), tmp_path / "datasets", "mine")
-    assert (added.tasks, added.replaced) == (20, False)
-    parts = load_splits(str(added.path)).parts()
-    assert sum(map(len, parts.values())) == 20
-    assert {(task.task_type, task.expected["answer"]) for tasks in parts.values() for task in tasks} == {
-        ("sums", str(number + 1)) for number in range(20)
-    }
 
 
 def test_the_same_task_is_replaced(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pytest
 from assay.traces import Rollout, Store
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.translation import chat_request, to_dialect
+from assay.traces.gateway.translation import chat_request
 from assay.traces.gateway.upstreams import EmbeddedUpstream, upstream_of
-from assay.traces.messages.dialects import answer_of
-from rigs.serving import get, post, send, served
+from rigs.serving import get, post, served
 from rigs.upstream import ScriptedUpstream
 
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
@@ -53,17 +52,6 @@ def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-@pytest.mark.parametrize("name", ["embedded/echo", "echo", "any", None])
-def test_a_model_is_called_and_answers_by_its_name(place: Place, dialect: str, name: str | None) -> None:
-    body = body_of(dialect, "hello")
-    body = {**body, "model": name} if name else {key: value for key, value in body.items() if key != "model"}
-    status, reply = post(place.url + PATHS[dialect], body)
-    assert (status, reply["model"], answer_of(dialect, reply).text) == (200, "embedded/echo", "echo: hello")
-    (rollout,) = place.rollouts()
-    assert rollout.prediction == {"answer": "echo: hello"}
-
-
-@pytest.mark.parametrize("dialect", PATHS)
 def test_an_unknown_model_name_is_a_404_that_lists_the_models(place: Place, dialect: str) -> None:
     status, reply = post(place.url + PATHS[dialect], body_of(dialect, "hello", model="gpt-4o"))
     assert status == 404
@@ -78,26 +66,6 @@ def test_models_are_listed_by_name(place: Place) -> None:
     assert [model.id for model in place.client.models.list()] == ["embedded/echo"]
     for path in ("/v1/models", "/models", "/r/a/models"):
         assert [model["id"] for model in get(place.url + path)["data"]] == ["embedded/echo"]
-
-
-@pytest.mark.parametrize("more", [{}, {"x-api-key": "a-key-of-their-own"}])
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/lora-adapters"), ("POST", "/v1/embeddings"), ("POST", "/completion"), ("GET", "/slots")],
-)
-def test_other_paths_of_the_models_server_need_the_gateways_key(
-    place: Place, method: str, path: str, more: dict[str, str]
-) -> None:
-    """`POST /lora-adapters` changes the adapters of all rollouts, and `/slots` shows their prompts."""
-    owner = {"Authorization": f"Bearer {place.gateway.access.key}"}
-    opened = post(f"{place.url}/assay/rollouts", {}, **owner)[1]
-    body = {"input": "x"} if method == "POST" else None
-    for headers in ({}, {"Authorization": f"Bearer {opened['api_key']}"}):
-        status, reply = send(method, place.url + path, body, **headers, **more)
-        assert (status, "with the gateway's key" in reply) == (403, True)
-    assert not place.gateway.relay.counts
-    send(method, place.url + path, body, **owner)
-    assert place.gateway.relay.counts == {f"{method} {path}": 1}
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])
@@ -148,58 +116,6 @@ def test_a_streamed_anthropic_message_equals_the_unstreamed_one(place: Place, te
 def test_requests_that_an_embedded_model_cannot_answer_are_refused(place: Place) -> None:
     status, reply = post(f"{place.url}/v1/responses", body_of("responses", "hello", previous_response_id="resp_1"))
     assert (status, "send all messages" in reply["error"]["message"]) == (400, True)
-
-
-def test_answers_have_token_ids_and_logprobs_in_every_dialect() -> None:
-    tokens = [
-        {"id": 7, "token": "4", "logprob": -0.5, "bytes": [52]},
-        {"id": 8, "token": "2", "logprob": -0.25, "bytes": [50]},
-    ]
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": "42"},
-        "finish_reason": "stop",
-        "logprobs": {"content": tokens},
-    }
-    chat = {"id": "c", "choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
-    for dialect in PATHS:
-        answer = answer_of(dialect, to_dialect(dialect, chat, "embedded/echo"))
-        assert (answer.text, answer.token_ids, answer.logprobs, answer.prompt_tokens) == (
-            "42",
-            (7, 8),
-            (-0.5, -0.25),
-            5,
-        )
-
-
-@pytest.mark.parametrize(
-    ("dialect", "more"),
-    [
-        ("chat", {"tools": [TOOL], "tool_choice": "required"}),
-        (
-            "chat",
-            {
-                "tools": [TOOL, {**TOOL, "function": {"name": "search"}}],
-                "tool_choice": {"type": "function", "function": {"name": "calculator"}},
-            },
-        ),
-        (
-            "responses",
-            {
-                "tools": [{"type": "function", "name": "calculator", "parameters": PARAMETERS}],
-                "tool_choice": "required",
-            },
-        ),
-        ("messages", {"tools": [{"name": "calculator", "input_schema": PARAMETERS}], "tool_choice": {"type": "any"}}),
-    ],
-)
-def test_the_answer_is_constrained_to_a_call_if_tools_must_be_called(dialect: str, more: dict[str, Any]) -> None:
-    chat = chat_request(dialect, body_of(dialect, "six times seven?", **more), "echo", tools=False)
-    schema = chat["response_format"]["json_schema"]["schema"]
-    assert schema["properties"]["name"] == {"const": "calculator"}
-    assert schema["properties"]["arguments"]["properties"] == {"expression": {"type": "string", "maxLength": 400}}
-    assert "calculator" in chat["messages"][0]["content"]
-    assert not chat.keys() & {"tools", "tool_choice"}
 
 
 def test_a_template_without_tools_gets_calls_and_results_as_text() -> None:

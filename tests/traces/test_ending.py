@@ -9,7 +9,6 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import FailureKind
 from assay.evaluation.stored import task_of, write_score
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
@@ -111,16 +110,6 @@ def test_a_tool_with_earlier_results_does_not_end_a_run() -> None:
     assert final_answer([turn(body, call)]).value == "6*7"
     ending = final_answer([turn(body, call), turn(body, call, 1)])
     assert (ending.value, ending.known) == (None, True)
-
-
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "Product"}])
-def test_anthropics_forced_tools_end_a_run(choice: dict[str, Any]) -> None:
-    request = {
-        "dialect": "messages",
-        "body": {"tool_choice": choice, "tools": [{"name": "Product", "input_schema": {}}]},
-    }
-    block = {"type": "tool_use", "id": "t1", "name": "Product", "input": {"value": "42"}}
-    assert answered_with(request, answer_of("messages", {"content": [block]})).value == "42"
 
 
 @pytest.mark.parametrize(
@@ -248,50 +237,8 @@ def recorded(gateway: Gateway) -> list[Rollout]:
     return [gateway.store.rollout(r.id) for r in gateway.store.rollouts()][::-1]
 
 
-USE = {"role": "user", "content": "use the tool: six times seven"}
-
-
-def test_a_typed_answer_of_pydantic_ai_is_the_prediction(gateway: tuple[Gateway, str]) -> None:
-    made, url = gateway
-    final = {"type": "object", "properties": {"response": {"type": "integer"}}, "required": ["response"]}
-    tools = [tool("calculator"), {"type": "function", "function": {"name": "final_result", "parameters": final}}]
-    first = ask(url, USE, tools=tools, tool_choice="required")
-    back = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "42"}
-    choice = {
-        "type": "function",
-        "function": {"name": "final_result"},
-    }  # the scripted model calls its first tool by itself
-    ask(url, USE, first, back, tools=tools[::-1], tool_choice=choice)
-    (rollout,) = recorded(made)
-    assert [t.name for t in rollout.tools] == ["calculator", "final_result"]
-    assert rollout.prediction == {"answer": 1}
-
-
-def test_a_run_that_only_requested_tools_ends_as_a_failure_of_the_agent(gateway: tuple[Gateway, str]) -> None:
-    made, url = gateway
-    first = ask(url, USE, tools=[tool("calculator")])
-    ask(url, {"role": "user", "content": "hello"})
-    assert first["tool_calls"]
-    made.rollouts.sweep(all_of_them=True)
-    outcomes = sorted((r.status, r.failure, r.error, r.prediction) for r in recorded(made))
-    assert outcomes == [("done", None, None, {"answer": "echo: hello"}), ("failed", FailureKind.AGENT, NO_ANSWER, None)]
-
-
 def test_text_before_the_last_tool_calls_is_not_the_answer(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     both = {"role": "user", "content": "use the tool #both"}
     ask(url, both, tools=[tool("calculator"), tool("final_answer")])
     assert [r.prediction for r in recorded(made)] == [None]
-
-
-def test_requests_with_other_tools_or_another_schema_are_another_group(gateway: tuple[Gateway, str]) -> None:
-    made, url = gateway
-    schema = {
-        "type": "json_schema",
-        "json_schema": {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}},
-    }
-    for more in ({}, {}, {"tools": [tool("calculator")]}, {"tools": [tool("search")]}, {"response_format": schema}):
-        ask(url, Q[0], **more)
-    groups = [r.group_id for r in recorded(made)]
-    assert groups[0] == groups[1]
-    assert len(set(groups)) == 4

@@ -19,7 +19,6 @@ from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.messages.dialects import answer_of
 from rigs.serving import post, served
-from rigs.upstream import ScriptedUpstream
 
 
 class Fixed:
@@ -191,38 +190,6 @@ def test_every_kind_of_answer_is_stored(fixed: tuple[Fixed, str], tmp_path: Path
     assert answer.reasoning == (server.message.get("reasoning_content") or "")
 
 
-ARGUMENTS = '{"city": "Z\\u00fcrich",  "days":1.50}'
-
-
-@pytest.mark.parametrize("engine", ["native", "litellm", "gateway"])
-def test_a_tool_call_is_stored_with_its_arguments_as_written(
-    fixed: tuple[Fixed, str], tmp_path: Path, engine: str
-) -> None:
-    server, url = fixed
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
-    server.message, server.finish = {"tool_calls": [call]}, "tool_calls"
-    try:
-        with Store(tmp_path / "s.db") as store:
-            rollout = Rollout()
-            if engine == "gateway":
-                with served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
-                    post(
-                        f"{gateway}/r/{rollout.id}/v1/chat/completions",
-                        {"messages": [{"role": "user", "content": "hello"}]},
-                    )
-            else:
-                recorder = Recorder(store)
-                with recorder.rollout(rollout):
-                    lm_of(engine, url, recorder)("hello")
-            (transition,) = stored(store, rollout)
-    finally:
-        server.finish = "stop"
-    assert [(tool.name, tool.arguments) for tool in transition.tools] == [("weather", {"city": "Zürich", "days": 1.5})]
-    (written,) = as_turn(transition).answer["tool_calls"]
-    assert written["function"] == {"name": "weather", "arguments": ARGUMENTS}
-    assert as_turn(transition).problem(rollout, True) is None
-
-
 def test_a_tool_that_the_model_asked_for_is_one_record_with_its_result(fixed: tuple[Fixed, str]) -> None:
     server, url = fixed
     call = {"id": "c1", "type": "function", "function": {"name": "double", "arguments": '{"x": 2}'}}
@@ -238,45 +205,3 @@ def test_a_tool_that_the_model_asked_for_is_one_record_with_its_result(fixed: tu
         dspy.Tool(double)(x=2)
         dspy.Tool(double)(x=3)
     assert [(t.arguments, t.result) for t in rollout.tools] == [({"x": 2}, "4"), ({"x": 3}, "6")]
-
-
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("prompt_format", FORMATS)
-def test_the_gateway_stores_the_forwarded_text(
-    fixed: tuple[Fixed, str], tmp_path: Path, prompt_format: str, streamed: bool
-) -> None:
-    server, url = fixed
-    server.message = {"content": ANSWERS[prompt_format]}
-    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
-        lm = dspy.LM("openai/m", api_base=f"{gateway}/v1", api_key="rollout-r1", cache=False, num_retries=0)
-        with dspy.context(lm=lm, adapter=make_adapter(prompt_format)):
-            prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
-        store.flush()
-        (rollout,) = store.rollouts()
-        (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == ANSWERS[prompt_format]
-    assert make_adapter(prompt_format).parse(Sentiment, transition.output) == dict(prediction.items())
-    assert as_turn(transition).answer["content"] == ANSWERS[prompt_format]
-
-
-@pytest.mark.parametrize("dialect", ["responses", "messages"])
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialect: str, streamed: bool) -> None:
-    text = 'a "quoted" é  text\n with 1.50'
-    path, body = {
-        "responses": ("/v1/responses", {"input": text}),
-        "messages": ("/v1/messages", {"messages": [{"role": "user", "content": text}], "max_tokens": 9}),
-    }[dialect]
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(ScriptedUpstream().app()) as url,
-        served(Gateway(store, upstream_of("m", base=url)).app()) as gate,
-    ):
-        try:
-            post(f"{gate}/r/r1{path}", {**body, "stream": streamed})
-        except ValueError:
-            assert streamed  # the stream is no JSON
-        store.flush()
-        (rollout,) = store.rollouts()
-        (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == f"echo: {text}"

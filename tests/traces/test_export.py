@@ -12,8 +12,7 @@ from export_rows import store as store
 
 import assay
 from assay.traces import Store, ToolCall
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import Gates, UngatedExport
+from assay.traces.export.settings import Gates, Selection, UngatedExport
 
 
 @pytest.mark.slow

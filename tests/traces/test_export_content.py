@@ -12,8 +12,7 @@ from export_rows import store as store
 from assay.datasets.tasks import task_key
 from assay.errors import DataError
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import Balance
+from assay.traces.export.settings import Balance, Selection
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.sealing import store_splits
 

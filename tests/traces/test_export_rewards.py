@@ -1,12 +1,11 @@
 """Rewards that say nothing are refused: at the export, and at the first call of the reward."""
 
 import asyncio
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from export_rows import LOOSE, add_rollout, exported, turn
+from export_rows import LOOSE, add_rollout, turn
 from export_rows import store as store
 
 import assay
@@ -118,17 +117,6 @@ def test_a_judge_without_a_model_is_an_error_of_the_first_call() -> None:
         rewarded(Rubric("r", criteria), ["a"], answer=["a"])
 
 
-def test_a_later_call_may_leave_all_its_completions_unscored() -> None:
-    def known(task: Any, prediction: Any) -> float | None:
-        return None if prediction["answer"] == "?" else 1.0
-
-    reward = Rubric("r", [Criterion(name="known", check=known)]).trl_reward()
-    calls = [["", " "], ["?", "a"], ["?", "?"]]
-    assert [asyncio.run(reward(["p"] * 2, completions)) for completions in calls] == [
-        [0.0, 0.0], [None, 1.0], [None, None],
-    ]  # fmt: skip
-
-
 def test_the_mean_grade_of_each_criterion_goes_to_the_log_of_trl() -> None:
     def sometimes(task: Any, prediction: Any) -> Grade:
         if prediction["answer"] == "b":
@@ -139,15 +127,3 @@ def test_the_mean_grade_of_each_criterion_goes_to_the_log_of_trl() -> None:
     rubric = Rubric("r", [Criterion(name="right", check=exact), Criterion(name="half", check=sometimes)])
     rewarded(rubric, ["a", "b"], answer=["a", "a"], log_metric=logged.__setitem__)
     assert logged == {"r/right": 0.5, "r/half": 0.5}
-
-
-@pytest.mark.parametrize("scores", [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
-def test_an_answer_with_both_labels_in_different_tasks_is_left_out(store: Store, scores: list[float]) -> None:
-    for number, score in enumerate(scores):
-        add_rollout(store, turn(0, "Who are you?", "A person."), score=score, task=f"t{number}", inputs={"n": number})
-    add_rollout(store, turn(0, "Who?", "Nobody."), score=1.0, task="t9", task_type="kept", inputs={"n": 9})
-    rows, manifest = exported(store, "preferences", unpaired=True)
-    assert [(row["completion"][0]["content"], row["label"]) for row in rows] == [("Nobody.", True)]
-    assert manifest["left_out"]["rows whose answer has both labels"] == len(scores)
-    assert (manifest["rows"], manifest["task_types"]) == (1, {"kept": 1})
-    assert manifest["files"]["data.jsonl"]["sha256"] == hashlib.sha256(Path("out/data.jsonl").read_bytes()).hexdigest()

@@ -163,22 +163,6 @@ def test_balancing_by_temperature_is_between_no_and_equal_balancing() -> None:
     assert targets({("a",): 100, ("b",): 4}, Balance(method="over")) == {("a",): 100, ("b",): 12}
 
 
-def test_balancing_is_reported_in_the_manifest_and_seeded(store: Store) -> None:
-    for at in range(12):
-        add_rollout(store, turn(0, f"q{at}", "b"), task=f"t{at}", task_type="a" if at < 9 else "b", score=float(at % 2))
-    exports = [
-        exported(store, "transitions", f"o{n}", balance=Balance(method="down", seed=seed))
-        for n, seed in enumerate((0, 0, 1))
-    ]
-    picks = [[row["task"] for row in rows] for rows, _ in exports]
-    assert picks[0] == picks[1] != picks[2]
-    assert exports[0][1]["balance"]["before"] == {"a": 9, "b": 3}
-    assert exports[0][1]["balance"]["after"] == {"a": 3, "b": 3}
-    many, manifest = exported(store, "transitions", "o9", balance=Balance(method="over", by=("task_type", "outcome")))
-    assert manifest["balance"]["after"] == {"a / bad": 5, "a / good": 5, "b / bad": 3, "b / good": 5}
-    assert len(many) == 18
-
-
 def test_difficulty_is_the_tasks_own_or_derived_from_its_mean_score(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="told", metadata={"difficulty": "brutal"})
     add_rollout(store, turn(0, "a", "b"), task="easy")

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from export_rows import LOOSE, add_rollout, exported, rows, turn
+from export_rows import LOOSE, add_rollout, exported, turn
 from export_rows import store as store
 
 import assay
 from assay.errors import DataError
 from assay.traces import Store
-from assay.traces.export.selection import Selection
+from assay.traces.export.settings import Selection
 
 
 @pytest.mark.slow
@@ -162,35 +162,3 @@ def test_notes_of_a_reward_name_what_it_does_not_compute(store: Store, tmp_path:
     assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
     assert "raises without it" in judged
     assert step == "step criteria are graded on recorded rollouts and are not part of reward.py: 'parsed'"
-
-
-def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_cannot_decide(
-    store: Store, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def queue(task, prediction, rollout):\n    return float(prediction['queue'] == task.expected['queue'])\n"
-        "def rude(task, prediction, rollout):\n    return float('Whatever' in prediction['reply'])\n"
-        "def known(task, prediction, rollout):\n    return float(prediction['looked_up'])\n"
-    )
-    (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: queue, weight: 4, check: 'mine.py:queue'}\n"
-        "- {name: rude, weight: -1, check: 'mine.py:rude'}\n"
-        "- {name: known, check: 'mine.py:known'}\n"
-    )
-    answer = '{"queue": "billing", "reply": "Whatever you say"}'
-    add_rollout(store, turn(0, "Refund?", answer), inputs={"text": "Refund?"}, expected={"queue": "billing", "id": "7"},
-        prediction={"queue": "billing", "reply": "Whatever you say"})  # fmt: skip
-    store.flush()
-    report = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE)
-    assert report.manifest["columns"]["outputs"] == ["queue", "reply"]
-    (note,) = report.notes
-    assert "criterion 'known' is not computed by reward.py" in note
-    assert "The policy is trained on the score of the other criteria" in note
-    assert "looked_up" in note
-    spec = importlib.util.spec_from_file_location("exported_reward_2", Path("out") / "reward.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    columns = {name: [value] for name, value in rows(report.path)[0].items() if name != "prompt"}
-    assert asyncio.run(module.reward(["Refund?"], [[{"role": "assistant", "content": answer}]], **columns)) == [0.75]

@@ -1,7 +1,6 @@
 """Failed calls in the clean gate of an export: retries and failures of the agent itself are no defects of the data."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from export_rows import add_rollout, exported, turn
@@ -59,19 +58,3 @@ def test_the_failure_for_which_an_agent_was_scored_does_not_count(
     add_rollout(store, turn(0, "q", "a"), last, status="failed", failure=FailureKind.AGENT, score=0.0)
     add_rollout(store, turn(0, "p", "a"), task="t2")
     assert clean(store) == (1.0, {})
-
-
-@pytest.mark.parametrize("more", [{"score": None}, {"status": "done"}])
-def test_the_same_call_counts_where_it_is_not_the_scored_failure(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    more: dict[str, Any],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    known = {"status": "failed", "failure": FailureKind.AGENT, "score": 0.0}
-    add_rollout(store, turn(0, "q", "a"), turn(1, "q2", "cut", finish="length"), **{**known, **more})
-    add_rollout(store, turn(0, "p", "a"), task="t2")
-    share, problems = clean(store)
-    assert share < 1.0
-    assert problems["truncated"] == 1

@@ -17,31 +17,6 @@ TOOL = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_tools_are_recorded_with_their_results(stage: Stage, stream: bool) -> None:
-    messages: list[Any] = [{"role": "user", "content": "use the tool"}]
-    ask = stage.client.chat.completions.create
-    if stream:
-        parts = list(ask(model="m", messages=messages, tools=[TOOL], stream=True))  # type: ignore[call-overload]
-        arguments = "".join(
-            c.choices[0].delta.tool_calls[0].function.arguments for c in parts if c.choices[0].delta.tool_calls
-        )
-        call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        stage.settled(1)
-    else:
-        messages.append(
-            ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.model_dump(exclude_none=True)
-        )
-    messages.append({"role": "tool", "tool_call_id": "call_1", "content": "42"})
-    assert ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.content == "echo: 42"
-    (rollout,) = stage.rollouts()  # one conversation, one rollout
-    first, second = rollout.transitions
-    (tool,) = first.tools
-    assert (tool.name, tool.arguments, tool.result, tool.error) == ("calculator", {"expression": "6*7"}, "42", None)
-    assert (second.t, second.output) == (1, "echo: 42")
-
-
 def test_invalid_arguments_of_a_tool_are_kept_with_the_error(stage: Stage) -> None:
     stage.client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": "use the tool #badtool"}], tools=[TOOL]
@@ -111,19 +86,6 @@ def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> Non
         {"answer": "7"},
     )
     assert [t.step_rewards for t in rollout.transitions] == [{"tidy": 0.05}, {}]
-
-
-def test_a_rollout_ends_by_header_and_is_reopened_by_its_name(stage: Stage) -> None:
-    headers = {"x-assay-rollout": "my run 7", "x-assay-task": "t", "x-assay-end": "1"}
-    for text in ("one", "two"):
-        stage.chat(text, extra_headers=headers)
-    (rollout,) = stage.rollouts()
-    assert (rollout.status, rollout.task_id, rollout.metadata["client_id"], [t.t for t in rollout.transitions]) == (
-        "done",
-        "t",
-        "my run 7",
-        [0, 1],
-    )
 
 
 def test_calls_are_recorded_with_the_agent_of_their_header(stage: Stage) -> None:

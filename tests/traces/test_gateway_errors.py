@@ -1,7 +1,6 @@
 """The gateway over real sockets: upstream errors, clients that disconnect, invalid and hostile requests, keys."""
 
 import json
-import socket
 from pathlib import Path
 
 import openai
@@ -29,17 +28,6 @@ def test_errors_and_rate_limits_of_the_upstream_are_forwarded_unchanged(stage: S
     assert all(r.score is None for r in stage.rollouts())
 
 
-def test_an_answer_that_breaks_off_between_chunks_is_stored_as_received(stage: Stage) -> None:
-    with pytest.raises(Exception, match=r".*"):
-        for _ in stage.chat("a long text that will not come to its end #die", stream=True):
-            pass
-    stage.settled(1)
-    (transition,) = stage.rollouts()[0].transitions
-    assert transition.error is not None
-    assert transition.output.startswith("echo: a")
-    assert stage.gateway.stats()["unrecorded"] == 0
-
-
 def test_an_unreachable_upstream_or_invalid_answer_is_an_error_of_that_call(stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         stage.chat("#die")
@@ -58,21 +46,6 @@ def test_an_unreachable_upstream_or_invalid_answer_is_an_error_of_that_call(stag
         with served(gateway.app()) as url:
             assert post(f"{url}/v1/chat/completions", {"messages": []})[0] == 502
             assert gateway.stats()["stored"] == 1
-
-
-def test_a_client_that_disconnects_during_the_answer_is_recorded_as_such(stage: Stage) -> None:
-    host, port = stage.url.removeprefix("http://").split(":")
-    body = json.dumps({"messages": [{"role": "user", "content": "wait #hang"}], "stream": True}).encode()
-    with socket.create_connection((host, int(port))) as raw:
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        raw.sendall(head.encode() + body)
-        assert raw.recv(1000)
-    stage.settled(1)
-    (transition,) = stage.rollouts()[0].transitions
-    assert "client went away" in str(transition.error)
 
 
 def test_large_bodies_unknown_paths_and_invalid_json_are_refused(stage: Stage) -> None:
@@ -130,21 +103,6 @@ def test_a_non_loopback_host_requires_a_key(tmp_path: Path) -> None:
         upstream_of("m", base="localhost:8000")
     with pytest.raises(ConfigError, match="name a model"):
         upstream_of(None)
-
-
-def test_the_callers_key_is_sent_to_the_upstream_if_the_gateway_has_none(tmp_path: Path) -> None:
-    upstream = ScriptedUpstream()
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(upstream.app()) as behind,
-        served(Gateway(store, HttpUpstream("x", behind)).app()) as url,
-    ):
-        openai.OpenAI(base_url=f"{url}/v1", api_key="mine").chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "x"}]
-        )
-        store.flush()
-    assert upstream.headers[0]["Authorization"] == "Bearer mine"
-    assert b"Bearer mine" not in (tmp_path / "s.db").read_bytes()
 
 
 def test_requests_of_pages_of_other_sites_are_refused(stage: Stage) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from click.testing import CliRunner
 
-from assay.cli.main import group
 from assay.errors import FailureKind
 from assay.traces import Store, Transition
 from assay.traces.gateway.server import Gateway
@@ -114,29 +112,6 @@ def test_status_200_without_an_answer_is_a_failure(
     assert rollout.prediction is None
 
 
-def test_a_rollout_whose_call_was_answered_by_an_error_ends_as_an_error(tmp_path: Path) -> None:
-    planned = Planned()
-    planned.body = {"error": OVERLOADED}
-    with Store(tmp_path / "s.db") as store:
-        gateway = Gateway(store, upstream_of("m", base="http://unused"))
-        with served(planned.app()) as url:
-            gateway = Gateway(store, upstream_of("m", base=url))
-            with served(gateway.app()) as address:
-                post(address + PATHS["chat"], REQUESTS["chat"])
-        rollout, _ = call_of(store)
-    assert (rollout.status, rollout.failure, rollout.score) == ("error", FailureKind.MODEL, None)
-
-
-def test_an_empty_answer_is_not_a_failure(stage: tuple[Planned, Store, str]) -> None:
-    planned, store, gateway = stage
-    planned.body = {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": "stop"}]
-    }
-    post(gateway + PATHS["chat"], REQUESTS["chat"])
-    _, transition = call_of(store)
-    assert (transition.error, transition.failure, transition.output) == (None, None, "")
-
-
 @pytest.mark.parametrize(
     ("status", "error", "kind", "passed"),
     [
@@ -230,18 +205,6 @@ def test_a_stream_with_an_event_that_is_not_json_is_a_failure(stage: tuple[Plann
     assert "is not JSON" in (transition.error or "")
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_events_with_comments_and_data_in_several_lines_are_read(stage: tuple[Planned, Store, str], end: bytes) -> None:
-    planned, store, gateway = stage
-    lines = [[b": keep-alive"]]
-    for event in (chunk("one "), chunk("two"), chunk("", "stop")):
-        lines += [[b"data:" + line for line in json.dumps(event, indent=1).encode().split(b"\n")], [b"data:"]]
-    planned.body = [end.join(event) + end + end for event in [*lines, [b"data:[DONE]"]]]
-    streamed(gateway, "chat")
-    _, transition = call_of(store)
-    assert (transition.error, transition.output) == (None, "one two")
-
-
 def test_a_stream_that_ends_with_an_error_is_a_failure(stage: tuple[Planned, Store, str]) -> None:
     planned, store, gateway = stage
     planned.body = [chunk("par"), chunk("", "error"), "[DONE]"]
@@ -267,74 +230,6 @@ def test_a_flat_context_error_has_its_kind(
     _, transition = call_of(store)
     assert transition.failure == FailureKind.CONTEXT
     assert "too long" in (transition.error or "")
-
-
-@pytest.mark.parametrize("streams", [True, False])
-def test_an_answer_in_the_form_of_text_completions_is_stored(stage: tuple[Planned, Store, str], streams: bool) -> None:
-    planned, store, gateway = stage
-    planned.body = (
-        [{"id": "1", "choices": [{"text": "hello", "finish_reason": "stop"}]}, "[DONE]"]
-        if streams
-        else {"choices": [{"text": "hello"}]}
-    )
-    if streams:
-        streamed(gateway, "chat")
-    else:
-        post(gateway + PATHS["chat"], REQUESTS["chat"])
-    _, transition = call_of(store)
-    assert (transition.error, transition.output) == (None, "hello")
-
-
-@pytest.mark.parametrize("empty", ["", None])
-def test_an_empty_finish_reason_does_not_delay_a_stream(stage: tuple[Planned, Store, str], empty: str | None) -> None:
-    planned, store, gateway = stage
-    planned.body, planned.wait = (
-        [chunk("one ", empty), chunk("two", empty), chunk("", "stop"), "[DONE]"],
-        threading.Event(),
-    )
-    request = urllib.request.Request(
-        gateway + PATHS["chat"],
-        data=json.dumps({**REQUESTS["chat"], "stream": True}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        first = answer.readline()  # comes before the server has said more
-        planned.wait.set()
-        answer.read()
-    assert b"one " in first
-    _, transition = call_of(store)
-    assert (transition.error, transition.output) == (None, "one two")
-
-
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planned, Store, str], streams: bool) -> None:
-    planned, store, gateway = stage
-    message = {
-        "role": "assistant",
-        "content": None,
-        "refusal": "I cannot help with that.",
-        "reasoning_content": "Better not.",
-    }
-    planned.body = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-    if streams:
-        planned.body = [
-            {"id": "1", "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
-            chunk("", "stop"),
-            "[DONE]",
-        ]
-        streamed(gateway, "chat")
-    else:
-        post(gateway + PATHS["chat"], REQUESTS["chat"])
-    rollout, transition = call_of(store)
-    assert (transition.error, transition.output, rollout.prediction) == (
-        None,
-        "I cannot help with that.",
-        {"answer": "I cannot help with that."},
-    )
-    assert transition.response is not None
-    assert transition.response["body"]["choices"][0]["message"] == message
-    result = CliRunner().invoke(group, ["traces", "show", rollout.id, "--store", store.url])
-    assert "  reasoning: Better not.\n  -> I cannot help with that. (refusal)\n" in result.output
 
 
 def test_gateway_errors_have_their_status_and_a_valid_failure_kind_is_stored(tmp_path: Path) -> None:

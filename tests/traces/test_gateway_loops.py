@@ -11,7 +11,6 @@ import pytest
 
 from assay.errors import ConfigError, FailureKind
 from assay.traces import Store, Transition
-from assay.traces.gateway.proxy import LoopWatch
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from rigs.serving import get, served
@@ -62,17 +61,6 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
             yield Place(gateway, url)
 
 
-@pytest.mark.parametrize("place", ["alarm"], indirect=True)
-@pytest.mark.parametrize("dialect", list(PATHS))
-def test_an_alarm_marks_the_call_and_leaves_the_stream_alone(place: Place, dialect: str) -> None:
-    place.stream(dialect, LOOP)
-    transition = place.transition()
-    assert (transition.failure, transition.error) == (FailureKind.LOOP, None)
-    assert transition.output.count("check") == 60
-    assert place.gateway.stats()["loops"]["alarms"] == 1
-    assert place.gateway.stats()["loops"]["repeated_words"] > 50
-
-
 @pytest.mark.parametrize("place", ["stop"], indirect=True)
 @pytest.mark.parametrize("dialect", list(PATHS))
 def test_a_stop_ends_the_stream_where_the_loop_is_found(place: Place, dialect: str) -> None:
@@ -119,17 +107,6 @@ def test_an_answer_in_one_piece_is_marked_and_passed_on(place: Place) -> None:
     answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": LOOP}])
     assert str(answer.choices[0].message.content).count("check") == 60
     assert (place.transition().failure, place.transition().error) == (FailureKind.LOOP, None)
-
-
-def test_the_parts_of_a_stream_may_cut_events_anywhere() -> None:
-    data = json.dumps({"choices": [{"index": 0, "delta": {"content": "again and again "}}]})
-    stream = f"data: {data}\n\n".encode() * 60
-    whole, bytewise = LoopWatch("chat"), LoopWatch("chat")
-    whole.see(stream)
-    for at in range(len(stream)):
-        bytewise.see(stream[at : at + 1])
-    assert whole.loop is not None
-    assert bytewise.loop == whole.loop
 
 
 def test_an_unknown_action_is_refused(tmp_path: Path) -> None:

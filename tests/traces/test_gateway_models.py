@@ -11,11 +11,9 @@ from gateway_stage import Stage
 from gateway_stage import stage as stage
 
 from assay.traces import Store, Verdict
-from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.sessions import close_abandoned
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
-from assay.traces.messages.dialects import answer_of
 from rigs.serving import get, post, served
 from rigs.upstream import ScriptedUpstream
 
@@ -103,57 +101,6 @@ def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> 
         rollouts = [store.rollout(r.id) for r in store.rollouts()]
     assert sum(len(r.transitions) for r in rollouts) == 7
     assert {t.output for r in rollouts for t in r.transitions if t.error is None} == {"echo: hello there"}
-
-
-@pytest.mark.model
-def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        gateway = Gateway(store, upstream_of(embedded))
-        with served(gateway.app()) as url:
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-            for stream in (False, True):
-                answer = client.chat.completions.create(
-                    model="any",
-                    messages=[{"role": "user", "content": "Say hi."}],
-                    max_tokens=8,
-                    stream=stream,
-                    temperature=0,
-                )  # type: ignore[call-overload]
-                if stream:
-                    list(answer)
-        store.flush()
-        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-    assert len(transitions) == 2
-    for transition in transitions:
-        assert transition.token_ids is not None
-        assert transition.logprobs is not None
-        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0
-        assert transition.weights
-
-
-@pytest.mark.parametrize(
-    ("more", "ids"),
-    [
-        ({}, None),
-        ({"timings": {"predicted_n": 1}}, (7,)),
-        ({"timings": {"predicted_n": 3}}, None),
-        ({"usage": {"completion_tokens": 1}}, (7,)),
-    ],
-    ids=["no count", "all of them", "a letter of three", "by usage"],
-)
-def test_a_streamed_answer_has_all_its_token_ids_or_none(more: dict[str, Any], ids: tuple[int, ...] | None) -> None:
-    choice = {
-        "index": 0,
-        "delta": {"content": "京"},
-        "logprobs": {"content": [{"id": 7, "token": "京", "logprob": -0.5}]},
-    }
-    body, complete = read_events(
-        "chat",
-        [{"id": "x", "choices": [choice]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], **more}],
-    )
-    assert complete
-    assert body is not None
-    assert answer_of("chat", body).token_ids == ids
 
 
 def test_rollouts_left_open_by_a_killed_gateway_can_be_ended(stage: Stage) -> None:

@@ -1,6 +1,5 @@
 """A gateway with a locked store: calls are still served, nothing is lost, and open rollouts take little memory."""
 
-import asyncio
 import json
 import signal
 import sqlite3
@@ -15,7 +14,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import serve
+from assay.cli import shared
+from assay.cli.main import group
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.sessions import Live
@@ -96,32 +96,6 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
     assert (stats["calls"], stats["stored"], stats["unrecorded"], stats["rows_waiting"]) == (11, 11, 0, 0)
     assert stage.gateway.store.stats()["transitions"] == 11
     assert stage.gateway.store.rollout(old.id).human_rating == 1.0
-
-
-def test_calls_of_a_rollout_that_was_closed_meanwhile_are_in_flight_until_they_end(tmp_path: Path) -> None:
-    begun, released = threading.Event(), threading.Event()
-
-    async def answer(_: web.Request) -> web.Response:
-        begun.set()
-        await asyncio.to_thread(released.wait, 30)
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "late"}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    with Store(tmp_path / "s.db") as store, served(app) as behind:
-        gateway = Gateway(store, upstream_of("m", base=behind), key=KEY)
-        with served(gateway.app()) as url:
-            stage = Stage(gateway, url, tmp_path / "s.db")
-            call = threading.Thread(target=stage.chat, args=("of a name",), kwargs={"x-assay-rollout": "mine"})
-            call.start()
-            assert begun.wait(120)
-            assert stage.manage("/assay/rollouts/mine/close", {})[0] == 200
-            stats = get(f"{url}/assay/stats", **OWNER)
-            assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 0, 1, 0)
-            released.set()
-            call.join(120)
-            stats = get(f"{url}/assay/stats", **OWNER)
-            assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 1, 0, 0)
 
 
 def test_a_rollout_of_an_earlier_gateway_continues_after_its_last_turn(stage: Stage) -> None:
@@ -248,36 +222,20 @@ def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -
     assert (stats["transitions"], stats["unrecorded"]) == (20, 0)
 
 
-def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None:
-    with served(ScriptedUpstream().app()) as behind:
-        process, _ = gateway_process(tmp_path / "s.db", behind)
-        for _ in range(100):
-            time.sleep(0.05)
-            with Store(tmp_path / "s.db") as store:
-                if "unrecorded_reason" in store.stats():
-                    break
-        process.kill()
-        process.communicate()
-    with Store(tmp_path / "s.db") as store:
-        stats = store.stats()
-    assert stats["unrecorded"] is None
-    assert "has not ended, or was killed" in stats["unrecorded_reason"]
-
-
 def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = serve.print_json
+    printed = shared.print_json
 
     def print_and_stop(data: Any, **options: Any) -> None:
         printed(data, **options)
         if "url" in data:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(serve, "print_json", print_and_stop)
+    monkeypatch.setattr(shared, "print_json", print_and_stop)
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        result = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(tmp_path / "s.db")])
+        result = CliRunner().invoke(group, ["serve", *COMMAND, "--store", str(tmp_path / "s.db")])
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert result.exit_code == 0, result.output
@@ -286,12 +244,12 @@ def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
 
 @pytest.mark.slow
 def test_serve_prints_its_counts_while_the_store_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.api.serve.FLUSH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("assay.commands.serve.FLUSH_TIMEOUT_S", 1.0)
     store = tmp_path / "s.db"
     Store(store).close()
     with locked(store):
         threading.Timer(2, signal.raise_signal, (signal.SIGTERM,)).start()
-        result = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(store)])
+        result = CliRunner().invoke(group, ["serve", *COMMAND, "--store", str(store)])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout.splitlines()[-1])["rows_waiting"] > 0
     assert "are written when the store is opened again" in result.stderr

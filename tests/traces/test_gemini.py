@@ -1,6 +1,5 @@
 """Calls in the dialect of Google's Gemini API: recorded, assigned by conversation, stored without their API keys."""
 
-import asyncio
 import http.client
 import json
 import urllib.request
@@ -9,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from gemini_calls import CALCULATOR, MODEL, VERTEX, content
+from gemini_calls import CALCULATOR, MODEL, content
 from gemini_calls import store as store
 
 from assay.errors import FailureKind
-from assay.support.scrubbing import MARK, fields
+from assay.support.scrubbing import fields
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, upstream_of
@@ -111,67 +109,6 @@ def test_a_stream_is_forwarded_unchanged_and_stored_like_an_unstreamed_answer(
     assert second.tools == first.tools
 
 
-def agent(stage: Stage, task: str, *, until: int = 3) -> list[dict[str, Any]]:
-    """The contents of an agent's conversation after so many calls. Neither calls nor results have ids."""
-    contents = [content(task)]
-    for _ in range(until):
-        answer = stage.ask(*contents, tools=[CALCULATOR])[1]["candidates"][0]["content"]
-        contents.append(answer)
-        calls = [part["functionCall"] for part in answer["parts"] if "functionCall" in part]
-        results = [{"functionResponse": {"name": call["name"], "response": {"result": "42"}}} for call in calls]
-        contents.append({"role": "user", "parts": results} if results else content("and use the tool once more"))
-    return contents
-
-
-def test_calls_without_ids_are_one_rollout_and_have_their_results(stage: Stage) -> None:
-    contents = agent(stage, "use the tool #both")
-    assert "thoughtSignature" in contents[1]["parts"][1]
-    (rollout,) = stage.rollouts()
-    assert [t.output for t in rollout.transitions] == ["twice, then", "echo: 42", ""]
-    assert [tool.result for tool in rollout.tools] == ["42", "42", None]
-    messages = chat_messages({"dialect": "gemini", "body": {"contents": contents}})
-    assert [m["role"] for m in messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "user",
-        "assistant",
-        "tool",
-    ]
-    ids = [call["id"] for m in messages for call in m.get("tool_calls", ())]
-    assert ids == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
-    assert len(set(ids)) == 3
-    assert stage.gateway.stats()["unrecorded"] == 0
-
-
-def test_concurrent_runs_with_equal_calls_are_separate_rollouts(stage: Stage) -> None:
-    """Both wait for the result of a first call without an id; the second begins between the first one's calls."""
-    first = agent(stage, "use the tool: one", until=1)
-    second = agent(stage, "use the tool: two", until=1)
-    stage.ask(*first, tools=[CALCULATOR])
-    stage.ask(*second, tools=[CALCULATOR])
-    assert [rollout.inputs["prompt"] for rollout in stage.rollouts()] == ["use the tool: one", "use the tool: two"]
-    assert [[tool.result for tool in rollout.tools] for rollout in stage.rollouts()] == [["42"], ["42"]]
-
-
-def test_results_belong_to_the_call_of_their_conversation_in_a_run_with_several(stage: Stage) -> None:
-    """Both conversations of the run have a first call without an id."""
-    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
-    key = {"x-goog-api-key": opened["api_key"]}
-    prompts = [content("use the tool: one"), content("use the tool: two")]
-    calls = [stage.ask(prompt, tools=[CALCULATOR], headers=key)[1]["candidates"][0]["content"] for prompt in prompts]
-    for at in (0, 1):
-        result = {
-            "role": "user",
-            "parts": [{"functionResponse": {"name": "calculator", "response": {"result": f"of {at}"}}}],
-        }
-        stage.ask(prompts[at], calls[at], result, tools=[CALCULATOR], headers=key)
-    (rollout,) = stage.rollouts()
-    assert [tool.result for tool in rollout.tools] == ["of 0", "of 1"]
-
-
 def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: Stage) -> None:
     config = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calculator"]}}
     stage.ask(content("answer"), tools=[CALCULATOR], toolConfig=config)
@@ -180,46 +117,7 @@ def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: S
     assert final_answer(rollout.transitions).value == "6*7"
 
 
-@pytest.mark.parametrize("stage", ["gemini-3-pro"], indirect=True)
-@pytest.mark.parametrize("path", [MODEL, VERTEX, "/v1/models/gemini-2.5-flash", "/v1beta/tunedModels/mine"])
-def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -> None:
-    async def handle(request: web.Request) -> web.Response:
-        paths.append(request.path)
-        return web.json_response(
-            {"candidates": [{"content": {"parts": [{"text": "hi"}], "role": "model"}, "finishReason": "STOP"}]}
-        )
-
-    paths: list[str] = []
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handle)
-    with served(app) as behind:
-        stage.gateway.serve_model(upstream_of("gemini-3-pro", base=behind, key="upstream-secret"))
-        assert stage.ask(content("hello"), path=f"{path}:generateContent")[0] == 200
-    assert paths == [f"{path.rpartition('/')[0].replace('tunedModels', 'models')}/gemini-3-pro:generateContent"]
-    (transition,) = stage.rollouts()[0].transitions
-    assert (transition.request["model"], transition.model) == (path.rpartition("/")[2], "gemini-3-pro")
-
-
 # -- keys
-
-
-@pytest.mark.parametrize("how", ["header", "address"])
-def test_the_gateways_key_is_accepted_as_a_google_key_and_not_forwarded(stage: Stage, tmp_path: Path, how: str) -> None:
-    headers, query = (
-        ({"x-goog-api-key": "gateway-key-1"}, "") if how == "header" else ({}, "?key=gateway-key-1&alt=json")
-    )
-    assert stage.ask(content("hello #500"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 500
-    assert stage.ask(content("hello"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 200
-    sent = {name.lower(): value for name, value in stage.upstream.headers[-1].items()}
-    assert (sent["x-goog-api-key"], "authorization" in sent) == (
-        "upstream-secret",
-        False,
-    )  # Google refuses a key as a bearer token
-    assert stage.upstream.queries[-1] == ("" if how == "header" else "alt=json")
-    stage.gateway.store.flush()
-    stored_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
-    assert b"gateway-key-1" not in stored_bytes
-    assert b"upstream-secret" not in stored_bytes
 
 
 @pytest.mark.parametrize("query", ["", "?key=wrong-key-12"])
@@ -229,75 +127,9 @@ def test_without_the_gateways_key_no_request_is_forwarded(stage: Stage, query: s
     assert "x-goog-api-key" in reply["error"]["message"]
 
 
-def test_a_callers_key_in_the_address_is_forwarded_and_not_stored(tmp_path: Path) -> None:
-    upstream = ScriptedUpstream()
-    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
-        gateway = Gateway(store, upstream_of(None, base=behind))
-        with served(gateway.app()) as url:
-            assert (
-                post(f"{url}{MODEL}:generateContent?key=AIza-my-own-key-1234", {"contents": [content("hello #401")]})[0]
-                == 401
-            )
-            assert upstream.queries == ["key=AIza-my-own-key-1234"]
-            (rollout,) = (store.flush(), [store.rollout(r.id) for r in store.rollouts()])[1]
-        stored_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
-    assert b"my-own-key" not in stored_bytes
-    assert rollout.transitions[0].error is not None
-
-
-def test_a_rollouts_token_is_accepted_as_googles_key(stage: Stage) -> None:
-    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
-    assert opened["gemini_base_url"] == f"{stage.url}/r/{opened['api_key']}"
-    assert stage.ask(content("hello"), headers={"x-goog-api-key": opened["api_key"]})[0] == 200
-    assert (
-        stage.ask(
-            content("hello"), path=f"/r/{opened['api_key']}{MODEL}:generateContent", headers={"x-goog-api-key": "none"}
-        )[0]
-        == 200
-    )
-    (rollout,) = stage.rollouts()
-    assert (rollout.id, len(rollout.transitions)) == (opened["id"], 2)
-    assert (
-        post(f"{stage.url}/r/{opened['api_key']}/reward", {"reward": 1}, **{"x-goog-api-key": opened["api_key"]})[0]
-        == 403
-    )
-
-
 def test_a_key_in_the_address_is_accepted_only_on_googles_paths(stage: Stage) -> None:
     assert send("GET", f"{stage.url}/assay/stats?key=gateway-key-1")[0] == 401
     assert get(f"{stage.url}/assay/stats", **{"x-goog-api-key": "gateway-key-1"})["calls"] == 0
-
-
-def test_other_requests_of_googles_api_are_forwarded_unrecorded_with_its_key(stage: Stage) -> None:
-    async def handle(request: web.Request) -> web.Response:
-        return web.json_response({"key": request.headers.get("x-goog-api-key"), "query": request.query_string})
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    with served(app) as behind:
-        stage.gateway.serve_model(upstream_of(None, base=behind, key="upstream-secret"))
-        counted = post(f"{stage.url}{MODEL}:countTokens?key=gateway-key-1", {"contents": [content("hello")]})
-        elsewhere = send("GET", f"{stage.url}/r/run/v1beta/files?a=1&key=gateway-key-1")
-        misplaced = send(
-            "GET", f"{stage.url}/v1/batches?key=gateway-key-1&a=rollout-1", None, Authorization="Bearer gateway-key-1"
-        )
-        with_other_key = post(
-            f"{stage.url}{MODEL}:countTokens?key=AIza-my-own-key-1234", {"contents": [content("hello")]}
-        )
-    assert counted == (200, {"key": MARK, "query": ""})
-    assert elsewhere == (200, json.dumps({"key": MARK, "query": "a=1"}))
-    assert misplaced == (
-        200,
-        json.dumps({"key": None, "query": "a=rollout-1"}),
-    )  # a path that takes no key in its address
-    assert with_other_key[0] == 401  # of a gateway with a key of its own, nothing passes without that
-    assert stage.gateway.stats()["unrecorded"] == 0
-    assert stage.gateway.stats()["passed_through"] == {
-        "POST /v1beta/models/*": 1,
-        "GET /v1beta/files": 1,
-        "GET /v1/batches": 1,
-    }
-    assert stage.rollouts() == []
 
 
 def test_credentials_of_vertex_tools_are_removed_from_a_request() -> None:
@@ -336,40 +168,6 @@ def test_an_interrupted_stream_is_incomplete_and_keeps_the_received_parts(stage:
     (rollout,) = stage.rollouts()
     assert rollout.transitions[0].error is not None
     assert rollout.transitions[0].output.startswith("echo: a")
-
-
-def test_a_stream_with_a_finish_reason_in_every_event_is_not_delayed(tmp_path: Path) -> None:
-    """Older models say `finishReason` with each event."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for text in ("one ", "two ", "three"):
-            candidate = {"content": {"parts": [{"text": text}], "role": "model"}, "finishReason": "STOP", "index": 0}
-            await response.write(f"data: {json.dumps({'candidates': [candidate]})}\n\n".encode())
-            while text == "two " and not received:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
-        return response
-
-    received: list[bytes] = []
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handle)
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(app) as behind,
-        served(Gateway(store, upstream_of(None, base=behind)).app()) as url,
-    ):
-        request = urllib.request.Request(
-            f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [content("count")]}).encode()
-        )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            received.append(answer.readline())
-            answer.read()
-        store.flush()
-        (rollout,) = [store.rollout(row.id) for row in store.rollouts()]
-    assert b"one" in received[0]
-    assert (rollout.transitions[0].output, rollout.transitions[0].error) == ("one two three", None)
 
 
 @pytest.mark.parametrize("variable", ["GEMINI_API_KEY", "GOOGLE_API_KEY"])

@@ -20,16 +20,6 @@ def exported(store: Store, kind: str, out: str = "out", **options: Any) -> list[
     return [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
 
 
-def test_supervised_rows_have_the_conversation_its_calls_and_its_tools(store: Store) -> None:
-    rows = sorted(exported(store, "sft", **NATIVE), key=lambda row: row["t"])
-    assert [[m["role"] for m in row["prompt"]] for row in rows] == [["user"], ["user", "assistant", "tool"]]
-    (call,) = rows[0]["completion"][0]["tool_calls"]
-    assert call["function"] == {"name": "calculator", "arguments": {"expression": "6*7"}}
-    assert rows[1]["prompt"][2] == {"role": "tool", "tool_call_id": call["id"], "content": "42"}
-    assert rows[1]["completion"] == [{"role": "assistant", "content": "It is 42."}]
-    assert json.loads(rows[0]["tools"])[0]["function"]["parameters"]["properties"] == {"expression": {"type": "string"}}
-
-
 def test_a_run_is_one_row_with_whole_conversations(store: Store) -> None:
     (row,) = exported(store, "sft", **NATIVE, whole=True)
     assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant"]

@@ -2,60 +2,15 @@
 
 from typing import Any
 
-import orjson
 import pytest
 from gemini_calls import CALCULATOR, MODEL, VERTEX, content
 
 from assay.models.unrecorded import is_lm_request
-from assay.traces.export.selection import Turn
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.requests import is_constrained
-from assay.traces.messages.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
-from assay.traces.messages.final_answer import insisted_tool, must_call, output_schema
+from assay.traces.messages.dialects import answer_of, chat_messages, chat_tools, error_in
 from assay.traces.messages.gemini import is_google
 
-
-def turn(request: dict[str, Any], response: dict[str, Any] | None, tools: list[Any] | None = None) -> Turn:
-    """A call as exports read it."""
-    row: dict[str, Any] = dict.fromkeys(Turn.COLUMNS)
-    row |= {
-        "request_json": orjson.dumps(request).decode(),
-        "response_json": None if response is None else orjson.dumps({"body": response}).decode(),
-    }
-    return Turn((row | {"t": 0, "output": "x", "tools_json": orjson.dumps(tools or []).decode()}).values())
-
-
 # -- reading
-
-
-def test_thoughts_are_reasoning_and_tokens_are_counted_with_them() -> None:
-    parts = [
-        {"text": "Hm.", "thought": True},
-        {"text": "Four", "thoughtSignature": "c2ln"},
-        {"functionCall": {"name": "f", "args": {"a": 1.0, "b": "é"}}},
-    ]
-    usage = {"promptTokenCount": 10, "toolUsePromptTokenCount": 2, "candidatesTokenCount": 5, "thoughtsTokenCount": 3}
-    answer = answer_of(
-        "gemini", {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}], "usageMetadata": usage}
-    )
-    assert (answer.text, answer.reasoning, answer.finish) == ("Four", "Hm.", "tool_calls")
-    assert answer.tools == [("", "f", '{"a": 1.0, "b": "é"}')]
-    assert (answer.prompt_tokens, answer.completion_tokens, answer.thinking_tokens) == (12, 8, 3)
-
-
-@pytest.mark.parametrize(
-    ("body", "refusal"),
-    [
-        ({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, "PROHIBITED_CONTENT"),
-        ({"candidates": [{"finishReason": "SAFETY", "finishMessage": "It is unsafe."}]}, "It is unsafe."),
-        ({"candidates": [{"content": {"role": "model"}, "finishReason": "RECITATION"}]}, "RECITATION"),
-    ],
-)
-def test_a_blocked_answer_is_a_refusal(body: dict[str, Any], refusal: str) -> None:
-    answer = answer_of("gemini", body)
-    assert (answer.refusal, answer.output, answer.finish, answer.empty) == (refusal, refusal, "content_filter", False)
-    assert error_in("gemini", body) is None
-    assert turn({"dialect": "gemini", "body": {"contents": [content("x")]}}, body).refusal == refusal
 
 
 def test_a_partly_blocked_answer_keeps_the_received_text() -> None:
@@ -73,22 +28,6 @@ def test_a_reply_without_a_candidate_is_not_an_answer() -> None:
         "code": 503,
         "message": "overloaded",
     }
-
-
-def test_logprobs_and_token_ids_are_read() -> None:
-    tokens = [
-        {"token": "Hi", "tokenId": 3, "logProbability": -0.5},
-        {"token": "!", "tokenId": 0, "logProbability": 0.0},
-    ]
-    candidate = {
-        "content": {"parts": [{"text": "Hi!"}]},
-        "finishReason": "MAX_TOKENS",
-        "logprobsResult": {"chosenCandidates": tokens},
-    }
-    body = {"candidates": [candidate], "usageMetadata": {"candidatesTokenCount": 2}}
-    answer = answer_of("gemini", body)
-    assert (answer.logprobs, answer.token_ids, answer.finish) == ((-0.5, 0.0), (3, 0), "length")
-    assert turn({"dialect": "gemini", "body": {"contents": [content("x")]}}, body).truncated
 
 
 def test_media_are_kept_by_reference() -> None:
@@ -114,53 +53,12 @@ def test_results_belong_to_the_function_that_they_name() -> None:
     assert [(by_id[m["tool_call_id"]], m["content"]) for m in messages[2:]] == [("b", "b"), ("a", "a")]
 
 
-def test_a_call_has_the_id_that_the_next_request_uses() -> None:
-    """Rows of whole conversations are those whose calls a later call continues."""
-    call = {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}
-    first = {"dialect": "gemini", "body": {"contents": [content("go")]}}
-    body = {"candidates": [{"content": call, "finishReason": "STOP"}]}
-    later = chat_messages({"dialect": "gemini", "body": {"contents": [content("go"), call]}})
-    assert later == [{"role": "user", "content": "go"}, answer_to(first, body).message]
-    assert turn(first, body).answer == later[1]
-
-
-def test_fields_in_snake_case_are_read_too() -> None:
-    body = {
-        "system_instruction": {"parts": {"text": "Be kind."}},
-        "contents": [content("go"), {"role": "model", "parts": [{"function_call": {"name": "f", "args": {}}}]}],
-        "tools": [{"function_declarations": [{"name": "f"}]}],
-        "tool_config": {"function_calling_config": {"mode": "ANY"}},
-        "generation_config": {
-            "response_mime_type": "application/json",
-            "response_schema": {"type": "ARRAY", "items": {"type": "STRING"}},
-        },
-    }
-    request = {"dialect": "gemini", "body": body}
-    assert [m["role"] for m in chat_messages(request)] == ["system", "user", "assistant"]
-    assert [tool["function"]["name"] for tool in chat_tools(request)] == ["f"]
-    assert (must_call(request), insisted_tool(request)) == (True, None)
-    assert output_schema(request) == {"type": "array", "items": {"type": "string"}}
-    assert is_constrained(body)
-
-
 def test_tools_have_schemas_that_chat_templates_read() -> None:
     (tool,) = chat_tools({"dialect": "gemini", "body": {"tools": [CALCULATOR, {"googleSearch": {}}]}})
     assert tool["function"] == {
         "name": "calculator", "description": "Multiplies.",
         "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
     }  # fmt: skip
-
-
-def test_thoughts_and_code_that_google_ran_are_not_part_of_the_text() -> None:
-    parts = [
-        {"text": "Hm.", "thought": True},
-        {"executableCode": {"code": "6*7"}},
-        {"codeExecutionResult": {"output": "42"}},
-        {"text": "42"},
-    ]
-    body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
-    (message,) = chat_messages({"dialect": "gemini", "body": {"contents": [{"role": "model", "parts": parts}]}})
-    assert message == answer_of("gemini", body).message == {"role": "assistant", "content": "42"}
 
 
 def event(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -171,36 +69,6 @@ def event(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 # -- streams
-
-
-def test_a_streams_events_are_merged_into_the_unstreamed_answer() -> None:
-    args = {"rows": [{"index": 1, "a": 1}, {"index": 1, "a": 2}]}
-    events = [
-        event({"text": "I th", "thought": True}, safetyRatings=[{"category": "C", "probability": "LOW"}]),
-        event({"text": "ink.", "thought": True}),
-        event({"text": "An "}),
-        event({"text": "answer"}),
-        event({"text": "", "thoughtSignature": "c2ln"}),
-        event({"text": "More"}),
-        event({"functionCall": {"name": "f", "args": args}}, {"functionCall": {"name": "f", "args": args}}),
-        {
-            **event(finishReason="STOP", safetyRatings=[{"category": "C", "probability": "HIGH"}]),
-            "usageMetadata": {"promptTokenCount": 1},
-        },
-    ]
-    body, complete = read_events("gemini", events)
-    assert complete
-    assert body is not None
-    (candidate,) = body["candidates"]
-    assert candidate["content"]["parts"] == [
-        {"text": "I think.", "thought": True},
-        {"text": "An answer", "thoughtSignature": "c2ln"},
-        {"text": "More"},
-        {"functionCall": {"name": "f", "args": args}},
-        {"functionCall": {"name": "f", "args": args}},
-    ]
-    assert candidate["safetyRatings"] == [{"category": "C", "probability": "HIGH"}]
-    assert (body["modelVersion"], body["usageMetadata"]) == ("m", {"promptTokenCount": 1})
 
 
 def test_streamed_arguments_are_merged_into_one_call() -> None:
@@ -252,16 +120,6 @@ def test_a_stream_without_a_finish_reason_is_incomplete_unless_the_prompt_was_bl
         True,
     )
     assert read_events("gemini", [{"error": {"code": 500}}]) == (None, False)
-
-
-def test_all_candidates_of_a_stream_are_kept() -> None:
-    events = [
-        {"candidates": [{"index": at, "content": {"parts": [{"text": f"{at}"}]}, "finishReason": "STOP"}]}
-        for at in (1, 0)
-    ]
-    body, complete = read_events("gemini", events)
-    assert body is not None
-    assert (complete, [c["content"]["parts"][0]["text"] for c in body["candidates"]]) == (True, ["0", "1"])
 
 
 # -- elsewhere

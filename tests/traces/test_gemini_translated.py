@@ -12,7 +12,7 @@ from assay.traces import Rollout, Store
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.translation import chat_of, chat_request, to_dialect
-from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream
 from assay.traces.messages.dialects import answer_of
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
@@ -138,17 +138,6 @@ def test_errors_of_the_model_are_forwarded(place: Place) -> None:
 # -- the embedded model
 
 
-@pytest.mark.parametrize("place", ["embedded"], indirect=True)
-@pytest.mark.parametrize(("model", "status"), [("echo", 200), ("any", 200), ("gemini-2.5-flash", 404)])
-def test_an_embedded_model_is_called_by_its_name(place: Place, model: str, status: int) -> None:
-    answered, reply = place.ask({"contents": contents_of("hello")}, model)
-    assert answered == status
-    if status == 404:
-        assert "'gemini-2.5-flash' here; there are: echo. Name it, or call it any" in reply["error"]["message"]
-    else:
-        assert reply["modelVersion"] == "embedded/echo"
-
-
 def test_the_answer_is_constrained_to_a_call_if_functions_must_be_called() -> None:
     body = {"contents": contents_of("six times seven?"), "tools": [CALCULATOR], "toolConfig": MUST, "stream": True}
     chat = chat_request("gemini", body, "echo", tools=False)
@@ -202,48 +191,3 @@ def test_settings_have_their_names_in_chat() -> None:
             chat_of({"contents": [], "tools": [CALCULATOR], "toolConfig": config}, "m", stream=False).get("tool_choice")
             == choice
         )
-
-
-def test_reasoning_is_a_thought_and_its_tokens_are_counted_separately() -> None:
-    message = {"role": "assistant", "content": "42", "reasoning_content": "Six sevens."}
-    usage = {"prompt_tokens": 5, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
-    body = to_dialect("gemini", {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, "m")
-    answer = answer_of("gemini", body)
-    assert (answer.text, answer.reasoning, answer.completion_tokens, answer.thinking_tokens) == (
-        "42",
-        "Six sevens.",
-        9,
-        6,
-    )
-
-
-@pytest.mark.model
-def test_the_embedded_model_itself_answers_in_this_dialect(embedded: str, tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        gateway = Gateway(store, upstream_of(embedded))
-        with served(gateway.app()) as url:
-            place = Place(gateway, url)
-            # greedy: a sampled emoji spans several tokens, of which llama.cpp returns one, so the ids are not stored
-            greedy = {"temperature": 0, "maxOutputTokens": 64}
-            assert (
-                place.ask({"contents": contents_of("What is two plus two?"), "generationConfig": greedy}, "any")[0]
-                == 200
-            )
-            status, reply = place.ask(
-                {
-                    "contents": contents_of("What is 6*7?"),
-                    "tools": [CALCULATOR],
-                    "toolConfig": MUST,
-                    "generationConfig": greedy,
-                },
-                "any",
-            )
-        (call,) = answer_of("gemini", reply).tools
-        assert (status, call[1], json.loads(call[2]).keys()) == (200, "calculator", {"expression"})
-        transitions = [transition for rollout in place.rollouts() for transition in rollout.transitions]
-    assert [t.constrained for t in transitions] == [False, True]
-    for transition in transitions:
-        assert transition.error is None
-        assert transition.token_ids is not None, transition.output
-        assert transition.logprobs is not None
-        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0

@@ -7,64 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from importing_rows import DATA, T0, attributes, chat, lines, otlp, read, request, span
+from importing_rows import DATA, chat, lines, otlp, read, request, span
 
 from assay.errors import DataError
 from assay.traces import Rollout
 from assay.traces.importers import files as importing_files
 from assay.traces.importers import read_otlp
-
-
-def test_spans_with_missing_or_cyclic_parents_are_imported(tmp_path: Path) -> None:
-    (run,), _ = otlp(tmp_path, span(2, chat("a"), parent=99, at=5), span(3, chat("b"), parent=98, at=6))
-    assert [t.output for t in run.transitions] == ["a", "b"]
-    (run,), skipped = otlp(
-        tmp_path, span(1, chat("a"), parent=2), span(2, chat("b"), parent=1, at=1), span(3, chat("c"), parent=3, at=2)
-    )
-    assert [t.output for t in run.transitions] == ["a", "b", "c"]
-    assert (run.status, len(skipped)) == ("error", 1)  # its root is missing
-
-
-def test_the_root_of_a_trace_is_its_earliest_span_without_a_parent(tmp_path: Path) -> None:
-    failed = {"status": {"code": 2, "message": "broke"}}
-    (run,), _ = otlp(
-        tmp_path,
-        span(1, at=0, parent=77),
-        span(2, at=2),
-        span(3, at=1, **failed),
-        span(4, chat(), at=3, parent=2, **failed),
-    )
-    assert (run.status, run.error, run.program, run.transitions[0].error) == ("failed", "broke", "span 3", "broke")
-    (run,), _ = otlp(tmp_path, span(1, at=1), span(2, chat(), at=2, parent=1, **failed))
-    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "broke")  # the agent handled the error
-
-
-def test_an_error_is_read_from_status_exception_or_type(tmp_path: Path) -> None:
-    raised = [{"name": "exception", "attributes": attributes({"exception.type": "E", "exception.message": "m"})}]
-    for recorded, more, expected in (
-        ({}, {"status": {"code": "STATUS_CODE_ERROR"}, "events": raised}, "E: m"),
-        ({"error.type": "timeout"}, {}, "timeout"),
-        ({}, {"status": {"code": 2}}, "error"), ({}, {"status": {"code": 1}}, None), ({}, {"status": None}, None),
-    ):  # fmt: skip
-        (run,), _ = otlp(tmp_path, span(1, {**chat(), **recorded}, **more))
-        assert run.transitions[0].error == expected
-
-
-def test_invalid_times_are_ignored(tmp_path: Path) -> None:
-    backwards = span(1, chat("a"), at=10, duration=-5)
-    timeless = {**span(2, chat("b")), "startTimeUnixNano": "0", "endTimeUnixNano": None}
-    absurd = {**span(3, chat("c")), "startTimeUnixNano": "1e999", "endTimeUnixNano": "soon"}
-    jumped = span(4, chat("d"), at=-1_000_000)
-    (run,), _ = otlp(tmp_path, timeless, absurd, backwards, jumped)
-    assert [t.output for t in run.transitions] == [
-        "d",
-        "a",
-        "b",
-        "c",
-    ]  # those without a time at the end, in the file's order
-    assert [t.latency_ms for t in run.transitions] == [1000.0, 0.0, 0.0, 0.0]
-    assert [t.started_at for t in run.transitions] == [T0 - 1_000_000, T0 + 10, 0.0, 0.0]
-    assert (run.started_at, run.ended_at) == (T0 - 1_000_000, T0 + 10)
 
 
 def test_the_later_one_of_duplicate_spans_is_imported(tmp_path: Path) -> None:
@@ -116,23 +64,6 @@ def test_any_text_is_accepted_as_an_id(tmp_path: Path) -> None:
     assert len({run.id for run in rollouts}) == 4
 
 
-def test_only_rows_with_excessive_nesting_are_skipped(tmp_path: Path) -> None:
-    deep = "[" * 100_000 + "]" * 100_000
-    inner: Any = {"stringValue": "x"}
-    for _ in range(200):
-        inner = {"arrayValue": {"values": [inner]}}
-    nested = {**span(1, chat("b"), trace=2), "attributes": [*attributes(chat("b")), {"key": "x", "value": inner}]}
-    rows = [
-        request(span(1, chat("a"))),
-        f'{{"resourceSpans": {deep}}}\n',
-        request({**span(1, chat(deep), trace=3)}),
-        request(nested),
-    ]
-    rollouts, skipped = read("otlp", lines(tmp_path / "x.jsonl", *rows))
-    assert [run.transitions[0].output for run in rollouts] == ["a", deep, "b"]
-    assert [skip.where for skip in skipped] == [f"{tmp_path / 'x.jsonl'}:2"]
-
-
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -160,16 +91,6 @@ def test_a_file_without_traces_is_refused_with_the_reason(tmp_path: Path, writte
 def test_lines_after_a_broken_first_line_are_read(tmp_path: Path) -> None:
     (run,), (skipped,) = read("otlp", lines(tmp_path / "x.jsonl", '{"resourceSpa\n', request(span(1, chat("a")))))
     assert (run.transitions[0].output, skipped.where) == ("a", f"{tmp_path / 'x.jsonl'}:1")
-
-
-def test_skipped_rows_of_a_document_name_their_line(tmp_path: Path) -> None:
-    good, bad = json.dumps(request(span(1, chat())), indent=1), json.dumps({"resourceMetrics": [1, 2]}, indent=1)
-    (path := tmp_path / "x.json").write_text(f"{bad}\n\n{good}\n\n\n{bad}")
-    _, skipped = read("otlp", path)
-    assert [skip.where for skip in skipped] == [
-        f"{path}:1",
-        f"{path}:{6 + 2 + good.count(chr(10)) + 3}",
-    ]  # the first has six lines
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -43,25 +43,6 @@ def logfire_stream(
 # -- logfire
 
 
-def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
-    question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
-    called = [{"type": "tool_call", "id": "c0", "name": "add", "arguments": {"a": 1}}]
-    answered = [
-        *question,
-        {"role": "assistant", "parts": called},
-        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c0", "response": "3"}]},
-    ]
-    spans = [
-        *logfire_stream(2, 0, question, called),
-        *logfire_stream(4, 5, answered, [{"type": "text", "content": "It is 3."}]),
-    ]
-    run = imported(tmp_path, [span(1, {"logfire.span_type": "span"}, parent=0, name="agent"), *spans])
-    assert [(t.prompt_tokens, t.completion_tokens, t.latency_ms) for t in run.transitions] == [(10, 3, 2000.0)] * 2
-    assert answer_of(run, 0)["tool_calls"] == [call("c0", a=1)]
-    assert answer_of(run, 1)["content"] == "It is 3."
-    assert [(tool.name, tool.result) for tool in run.tools] == [("add", "3")]
-
-
 def test_concurrent_and_interrupted_logfire_streams_are_separate_calls(tmp_path: Path) -> None:
     question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
     (first_span, first_log), (second_span, second_log) = (
@@ -242,56 +223,3 @@ def test_pydantic_ais_retries_pictures_and_typed_answers_are_read(tmp_path: Path
 
 
 # -- Langfuse with LangChain
-
-
-def test_langchains_tool_definitions_in_langfuse_are_not_messages(tmp_path: Path) -> None:
-    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
-    called = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"name": "add", "args": {"a": 1}, "id": "c0", "type": "tool_call"}],
-    }
-    answered = [*prompt, called, {"role": "tool", "content": "3", "tool_call_id": "c0"}]
-    offered = {"role": "tool", "content": ADD}
-
-    def generation(number: int, sent: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
-        kind = {"langfuse.observation.type": "generation", "langfuse.observation.model.name": "m"}
-        return span(
-            number,
-            {
-                **kind,
-                "langfuse.observation.input": json.dumps([*sent, offered]),
-                "langfuse.observation.output": json.dumps(output),
-            },
-            at=number,
-        )
-
-    message = {"content": "3", "type": "tool", "name": "add", "tool_call_id": "c0", "status": "success"}
-    tool = {
-        "langfuse.observation.type": "tool",
-        "langfuse.observation.input": '{"a": 1}',
-        "langfuse.observation.output": json.dumps(message),
-        "langfuse.observation.metadata.tool_call_id": "c0",
-    }
-    state = {
-        "messages": [{"content": "1+2?", "type": "human"}, {"content": "It is 3.", "type": "ai", "tool_calls": []}]
-    }
-    root = {
-        "langfuse.observation.type": "chain",
-        "langfuse.observation.input": '{"messages": [["user", "1+2?"]]}',
-        "langfuse.observation.output": json.dumps(state),
-    }
-    run = imported(
-        tmp_path,
-        [
-            span(1, root, parent=0),
-            generation(2, prompt, called),
-            span(3, tool, at=3, name="add"),
-            generation(4, answered, {"role": "assistant", "content": "It is 3."}),
-        ],
-    )
-    assert messages_of(run, 0) == prompt
-    assert [m["role"] for m in messages_of(run, 1)] == ["system", "user", "assistant", "tool"]
-    assert [t.request["body"]["tools"] for t in run.transitions] == [[ADD], [ADD]]
-    assert [(t.name, t.arguments, t.result) for t in run.transitions[0].tools] == [("add", {"a": 1}, "3")]
-    assert run.prediction == {"output": "It is 3."}

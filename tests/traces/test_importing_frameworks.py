@@ -75,96 +75,6 @@ def assert_added(run: Rollout, *, system: bool = True, tools: bool = True) -> No
     assert (run.status, run.prediction, run.inputs) == ("done", {"output": "It is 3."}, {"input": "1+2?"})
 
 
-TOOL = span(
-    3,
-    {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": "add",
-        "gen_ai.tool.call.id": "c0",
-        "gen_ai.tool.call.arguments": '{"a": 1}',
-        "gen_ai.tool.call.result": "3",
-    },
-    at=3,
-)
-
-
-def test_semantic_kernels_logs_are_messages(tmp_path: Path) -> None:
-    asked = [(SYSTEM, "system"), (USER, "user")]
-    reply = {"role": "assistant", "tool_calls": [call("c0", a=1)]}
-    spans = [span(1, AGENT, parent=0), chat(2, at=1), TOOL, chat(4, at=4)]
-    first = [log(2, f"gen_ai.{role}.message", text(message)) for message, role in asked]
-    logs = [
-        *first,
-        log(2, "gen_ai.choice", text({"message": reply, "finish_reason": "tool_calls", "index": 0})),
-        *({**record, "spanId": f"{4:016x}"} for record in first),
-        log(4, "gen_ai.assistant.message", text(reply)),
-        log(4, "gen_ai.tool.message", text({"role": "tool", "content": "3", "tool_call_id": "c0"})),
-        log(
-            4,
-            "gen_ai.choice",
-            text({"message": {"role": "assistant", "content": "It is 3."}, "finish_reason": "stop"}),
-        ),
-    ]
-    run, skipped = imported(tmp_path, spans, logs)
-    assert_added(run)
-    assert skipped == []
-
-
-def test_semantic_kernels_text_completions_and_choices_of_dotnet_are_read(tmp_path: Path) -> None:
-    prompted = {**chat(2), "attributes": attributes({"gen_ai.operation.name": "text_completions"})}
-    logs = [log(2, "gen_ai.prompt", "Once"), log(2, "gen_ai.choice", text({"message": {"text": "upon"}, "index": 0}))]
-    run, _ = imported(tmp_path, [span(1, {}, parent=0), prompted], logs)
-    assert (body(run.transitions[0])["messages"], run.transitions[0].output) == (
-        [{"role": "user", "content": "Once"}],
-        "upon",
-    )
-    dotnet = {"index": 0, "message": {"role": "Assistant", "content": ""}, "tool_calls": [call("c0", a=1)]}
-    events = [
-        event("gen_ai.user.message", **{"gen_ai.event.content": text(USER)}),
-        event("gen_ai.choice", **{"gen_ai.event.content": text(dotnet)}),
-    ]
-    run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, None, *events)])
-    assert choice(run.transitions[0])["message"]["tool_calls"] == [call("c0", a=1)]
-
-
-@pytest.mark.parametrize("logged", [False, True])
-def test_agent_frameworks_tools_are_those_of_its_agent(tmp_path: Path, logged: bool) -> None:
-    def parts(kind: str, **part: Any) -> list[dict[str, Any]]:
-        return [{"type": kind, **part}]
-
-    requested = {"role": "assistant", "parts": parts("tool_call", id="c0", name="add", arguments='{"a": 1}')}
-    question = {"role": "user", "parts": parts("text", content="1+2?")}
-    result = {"role": "tool", "parts": parts("tool_call_response", id="c0", response="3")}
-    answer = {"role": "assistant", "parts": parts("text", content="It is 3."), "finish_reason": "stop"}
-    system = {"gen_ai.system_instructions": text(parts("text", content="You add."))}
-    first = {
-        "gen_ai.input.messages": text([question]),
-        "gen_ai.output.messages": text([{**requested, "finish_reason": "tool_call"}]),
-    }
-    second = {
-        "gen_ai.input.messages": text([question, requested, result]),
-        "gen_ai.output.messages": text([answer]),
-    }
-    reply = {"tool_calls": [call("c0", a=1)]}
-    logs = [
-        log(2, "gen_ai.system.message", {"content": "You add."}),
-        log(2, "gen_ai.user.message", {"content": "1+2?"}),
-        log(2, "gen_ai.choice", {"index": 0, "finish_reason": "tool_calls", "message": reply}),
-        log(4, "gen_ai.system.message", {"content": "You add."}),
-        log(4, "gen_ai.user.message", {"content": "1+2?"}),
-        log(4, "gen_ai.assistant.message", reply),
-        log(4, "gen_ai.tool.message", {"id": "c0", "content": "3"}),
-        log(4, "gen_ai.choice", {"index": 0, "finish_reason": "stop", "message": {"content": "It is 3."}}),
-    ]
-    calls = [chat(2, at=1), chat(4, at=4)] if logged else [chat(2, first | system, at=1), chat(4, second, at=4)]
-    agent = span(
-        1, {**AGENT, **system, **{**first, "gen_ai.output.messages": text([requested, result, answer])}}, parent=0
-    )
-    run, skipped = imported(tmp_path, [agent, calls[0], TOOL, calls[1]], logs if logged else None)
-    assert_added(run)
-    assert skipped == []
-
-
 def adk(contents: list[dict[str, Any]], parts: list[dict[str, Any]], finish: str) -> dict[str, Any]:
     declared = [{"name": "add", "description": "adds", "parameters_json_schema": SCHEMA}]
     config = {"system_instruction": "You add.", "tools": [{"function_declarations": declared}], "temperature": 0.5}
@@ -183,37 +93,6 @@ def adk(contents: list[dict[str, Any]], parts: list[dict[str, Any]], finish: str
 
 
 ADK_USER = {"role": "user", "parts": [{"text": "1+2?"}]}
-ADK_CALL = {"function_call": {"id": "c0", "name": "add", "args": {"a": 1}}}
-ADK_RESULT = {"function_response": {"id": "c0", "name": "add", "response": {"result": 3}}}
-
-
-def test_google_adks_requests_and_responses_are_read(tmp_path: Path) -> None:
-    tool = {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": "add",
-        "gen_ai.tool.call.id": "c0",
-        "gcp.vertex.agent.llm_request": "{}",
-        "gcp.vertex.agent.llm_response": "{}",
-        "gcp.vertex.agent.tool_call_args": '{"a": 1}',
-        "gcp.vertex.agent.tool_response": '{"result": 3}',
-    }
-    merged = {**tool, "gen_ai.tool.name": "(merged tools)", "gcp.vertex.agent.tool_call_args": "N/A"}
-    later = [ADK_USER, {"role": "model", "parts": [ADK_CALL]}, {"role": "user", "parts": [ADK_RESULT]}]
-    spans = [
-        span(1, {}, parent=0, name="invocation"),
-        span(2, adk([ADK_USER], [ADK_CALL], "STOP"), at=1),
-        span(3, tool, at=3),
-        span(5, merged, at=3),
-        span(4, adk(later, [{"text": "hm", "thought": True}, {"text": "It is 3."}], "STOP"), at=4),
-    ]
-    run, skipped = imported(tmp_path, spans)
-    first, second = run.transitions
-    assert body(first)["messages"] == [SYSTEM, USER]
-    assert body(second)["messages"] == [SYSTEM, USER, CALLED, {**ANSWERED[2], "content": '{"result": 3}'}]
-    assert (body(first)["tools"], body(first)["temperature"], first.prompt_tokens) == ([ADD], 0.5, 10)
-    assert choice(second)["message"] == {"role": "assistant", "content": "It is 3.", "reasoning_content": "hm"}
-    assert [(tool.name, tool.arguments, tool.result) for tool in run.tools] == [("add", {"a": 1}, '{"result": 3}')]
-    assert (run.prediction, skipped) == ({"output": "It is 3."}, [])
 
 
 def test_pieces_of_a_stream_are_one_answer(tmp_path: Path) -> None:
@@ -244,16 +123,6 @@ def test_pieces_of_a_stream_are_one_answer(tmp_path: Path) -> None:
         assert transition.output == "It is 3.", recorded
         assert len(transition.response["body"]["choices"]) == 1  # type: ignore[index]
         assert body(transition)["messages"] == [USER]
-
-
-@pytest.mark.parametrize(
-    "told", [{"gen_ai.request.choice.count": 2}, {"gen_ai.response.finish_reasons": ["stop", "stop"]}]
-)
-def test_several_choices_are_not_pieces(tmp_path: Path, told: dict[str, Any]) -> None:
-    choices = {f"gen_ai.completion.{n}.content": answer for n, answer in enumerate("ab")}
-    recorded = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "?", **choices, **told}
-    run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, recorded)])
-    assert run.transitions[0].output == "a"
 
 
 def test_choices_with_different_indexes_are_not_pieces(tmp_path: Path) -> None:
@@ -356,25 +225,6 @@ def test_the_vercel_ai_sdks_spans_are_read(tmp_path: Path, version: int) -> None
     assert_added(run)
     assert (run.program, skipped) == ("adder", [])
     assert [(t.model, t.prompt_tokens, t.completion_tokens) for t in run.transitions] == [("m", 10, 3)] * 2
-
-
-def test_vercels_answers_that_mlflow_and_langfuse_store_are_read(tmp_path: Path) -> None:
-    requested = [{"toolCallId": "c0", "toolName": "add", "input": '{"a": 1}'}]
-    outputs: list[Any] = [
-        {"text": "", "toolCalls": requested, "finishReason": "tool-calls"},
-        requested,
-        {"role": "assistant", "content": "", "toolCalls": requested},
-    ]
-    for output in outputs:
-        (run,), skipped = langfuse(tmp_path, observation(1, input=[USER], output=output))
-        assert choice(run.transitions[0])["message"] == CALLED, output
-        assert skipped == []
-        recorded = {"mlflow.spanType": "LLM", "mlflow.spanInputs": {"messages": [USER]}, "mlflow.spanOutputs": output}
-        found = {"span_id": "a", "attributes": {key: json.dumps(value) for key, value in recorded.items()}}
-        row = {"info": {"trace_id": "t", "state": "OK"}, "data": {"spans": [found]}}
-        (path := tmp_path / "m.jsonl").write_text(json.dumps(row))
-        (run,), skipped = read("mlflow", path)
-        assert choice(run.transitions[0])["message"] == CALLED, output
 
 
 # -- what is not understood
@@ -579,24 +429,6 @@ def test_null_requests_are_counted_and_unscored(tmp_path: Path) -> None:
     assert (run.status, run.failure) == ("error", "record")
 
 
-def test_a_rollout_is_complete_once_its_root_is_imported(tmp_path: Path) -> None:
-    store = Store(tmp_path / "s.db")
-    recorded = {"gen_ai.input.messages": text([USER]), "gen_ai.completion": "It is 3."}
-    (run,), (skipped,) = read("otlp", part := file_of(tmp_path, [chat(2, recorded)]))
-    assert (run.status, run.failure, run.prediction) == ("error", "record", None)
-    assert skipped.trace == f"{1:032x}"
-    assert import_traces(store, "otlp", part).skipped == 1
-    whole = file_of(tmp_path, [span(1, {}, parent=0)])
-    whole.write_text(whole.read_text() + part_text(chat(2, recorded)))
-    import_traces(store, "otlp", whole)
-    (stored,) = store.rollouts()
-    assert (stored.status, stored.failure, stored.error) == ("done", None, None)
-
-
-def part_text(item: dict[str, Any]) -> str:
-    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [item]}]}]}) + "\n"
-
-
 @pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 def test_a_response_that_goes_on_or_ended_without_output_is_no_answer(tmp_path: Path, kind: str, status: str) -> None:
@@ -611,17 +443,3 @@ def test_one_piece_of_a_stream_is_no_answer(tmp_path: Path) -> None:
     recorded["gcp.vertex.agent.llm_response"] = text(piece)
     run, (skipped,) = imported(tmp_path, [span(1, {}, parent=0), span(2, recorded)])
     assert (run.status, run.prediction, "'gcp.vertex.agent.llm_response'" in skipped.reason) == ("error", None, True)
-
-
-def test_mlflows_conversation_is_read_where_the_inputs_are_not(tmp_path: Path) -> None:
-    recorded = {
-        "mlflow.spanType": '"CHAT_MODEL"',
-        "mlflow.spanInputs": text({"odd": {"x": 1}}),
-        "mlflow.spanOutputs": '"It is 3."',
-        "mlflow.chat.messages": text([SYSTEM, USER, {"role": "assistant", "content": "It is 3."}]),
-        "mlflow.chat.tools": text([ADD]),
-    }
-    run, skipped = imported(tmp_path, [span(1, {}, parent=0), span(2, recorded)])
-    (transition,) = run.transitions
-    assert (body(transition)["messages"], body(transition)["tools"], skipped) == ([SYSTEM, USER], [ADD], [])
-    assert transition.output == "It is 3."

@@ -1,11 +1,10 @@
 """Imports: which rollout a span belongs to, which call, and which tool."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from importing_rows import attributes, chat, lines, otlp, read, request, span, tool
+from importing_rows import chat, lines, otlp, read, request, span, tool
 
 from assay.traces import ToolCall
 
@@ -18,33 +17,6 @@ def test_interleaved_spans_are_grouped_by_trace(tmp_path: Path) -> None:
         ["2.1", "2.2", "2.3"],
     ]
     assert [t.t for t in first.transitions] == [0, 1, 2]
-
-
-def test_the_id_of_a_rollout_follows_from_kind_and_trace(tmp_path: Path) -> None:
-    (run,), _ = otlp(tmp_path, span(1, chat()))
-    (again,), _ = otlp(tmp_path, span(1, chat("other")))
-    (other,), _ = otlp(tmp_path, span(1, chat(), trace=2))
-    assert run.id == again.id != other.id
-    assert len(run.id) == 32
-    assert int(run.id, 16)
-    assert run.run_id.startswith("import-")
-    assert len(run.run_id) == len("import-") + 12
-    assert run.run_id != again.run_id  # another file
-    assert run.id == hashlib.sha256(f"otlp\n{1:032x}".encode()).hexdigest()[:32]
-    assert (
-        other.run_id == f"import-{hashlib.sha256((tmp_path / 'x.jsonl').read_bytes()).hexdigest()[:12]}"
-    )  # the last that was written
-
-
-def test_the_same_question_is_the_same_task(tmp_path: Path) -> None:
-    silent = {"gen_ai.operation.name": "chat"}
-    (first, second, third, fourth), _ = otlp(
-        tmp_path, span(1, chat("a")), span(1, chat("b"), trace=2), span(1, silent, trace=3), span(1, silent, trace=4)
-    )  # fmt: skip
-    assert first.inputs == second.inputs == {"input": "hello"}
-    assert first.task_id == second.task_id
-    assert len({first.task_id, third.task_id, fourth.task_id}) == 3  # of what was asked in those, nothing is known
-    assert (first.prediction, third.inputs, third.prediction) == ({"output": "a"}, {}, None)
 
 
 def test_without_recorded_inputs_they_are_what_the_first_call_was_sent(tmp_path: Path) -> None:
@@ -66,28 +38,6 @@ def test_the_roots_input_and_output_are_those_of_the_rollout(tmp_path: Path) -> 
     called = {"traceloop.entity.input": '{"args": [], "kwargs": {"question": "q"}}', "traceloop.entity.output": '"[1]"'}
     (run,), _ = otlp(tmp_path, span(1, called), span(2, chat(), parent=1))
     assert (run.inputs, run.prediction) == ({"question": "q"}, {"output": [1]})
-
-
-def test_a_conversation_that_goes_in_is_kept_as_one(tmp_path: Path) -> None:
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    (run,), _ = otlp(
-        tmp_path,
-        span(1, {"input.value": json.dumps(talk), "output.value": json.dumps(talk[1])}),
-        span(2, chat(), parent=1),
-    )
-    assert (run.inputs, run.prediction) == ({"messages": talk}, {"output": "b"})
-
-
-def test_users_tenants_and_versions_come_only_from_where_they_are_named(tmp_path: Path) -> None:
-    resource = {"service.name": "bot", "service.version": "v" * 100, "tenant.id": "acme"}
-    (run,), _ = otlp(tmp_path, span(1, {"enduser.id": "eve"}), span(2, chat(), parent=1), resource=resource)
-    assert (run.program, run.program_version, run.tenant, run.data_subject) == ("bot", "v" * 64, "acme", "eve")
-    (run,), _ = otlp(tmp_path, span(1), span(2, chat(), parent=1), resource={"service.name": "bot"})
-    assert (run.tenant, run.data_subject) == (None, None)
-    (run,), _ = otlp(
-        tmp_path, span(1, {"gen_ai.agent.name": "planner"}), span(2, chat(), parent=1), resource={"service.name": "bot"}
-    )
-    assert run.program == "planner"
 
 
 def asks(*ids: str) -> dict[str, Any]:
@@ -120,43 +70,6 @@ def test_a_repeated_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> N
     assert [[used.name for used in t.tools] for t in run.transitions] == [["x"], ["y"]]
 
 
-def test_a_tool_without_an_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
-    (run,), _ = otlp(
-        tmp_path, span(1, tool(name="early"), at=0), span(2, chat(), at=1), span(3, tool(name="mid"), at=2),
-        span(4, chat(), at=3),
-        span(5, tool("unknown", name="late"), at=4),
-    )  # fmt: skip
-    assert [used.name for used in run.early_tools] == ["early"]
-    assert [[used.name for used in t.tools] for t in run.transitions] == [["mid"], ["late"]]
-
-
-def test_a_tools_events_are_its_arguments_and_result(tmp_path: Path) -> None:
-    events = [
-        ("gen_ai.tool.message", {"role": "tool", "content": '{"x": 1}', "id": "a"}),
-        ("gen_ai.choice", {"message": "2", "id": "a"}),
-    ]
-    tool_span = span(
-        3,
-        {"gen_ai.operation.name": "execute_tool"},
-        at=3,
-        name="execute_tool f",
-        events=[{"name": n, "attributes": attributes(g)} for n, g in events],
-    )
-    (run,), _ = otlp(tmp_path, span(1, asks("a"), at=0), span(2, chat(), at=2), tool_span)
-    assert run.transitions[0].tools == [ToolCall(name="f", arguments={"x": 1}, result="2")]  # by the id in its event
-
-
-def test_arguments_and_results_missing_in_a_tool_span_are_read_from_the_messages(tmp_path: Path) -> None:
-    back = [{"role": "tool", "parts": [{"type": "tool_call_response", "id": "a", "response": "5"}]}]
-    (run,), _ = otlp(
-        tmp_path,
-        span(1, asks("a"), at=0),
-        span(2, tool("a"), at=1),
-        span(3, chat(**{"gen_ai.input.messages": json.dumps(back)}), at=2),
-    )
-    assert run.transitions[0].tools == [ToolCall(name="f", arguments={"of": "a"}, result="5")]
-
-
 def test_a_trace_without_tool_spans_has_the_tools_of_its_messages(tmp_path: Path) -> None:
     def back(*pairs: tuple[str, str]) -> dict[str, Any]:
         parts = [
@@ -176,17 +89,6 @@ def test_a_trace_without_tool_spans_has_the_tools_of_its_messages(tmp_path: Path
     ]
 
 
-def test_arguments_and_results_that_are_not_objects_are_kept(tmp_path: Path) -> None:
-    listed = tool(**{"gen_ai.tool.call.arguments": "[1, 2]", "gen_ai.tool.call.result": ["x", 1]})
-    long = tool(**{"gen_ai.tool.call.arguments": "plain", "gen_ai.tool.call.result": "y" * 30_000})
-    (run,), _ = otlp(tmp_path, span(1, chat()), span(2, listed, at=1), span(3, long, at=2))
-    assert run.transitions[0].tools[0] == ToolCall(name="f", arguments={"arguments": [1, 2]}, result='["x", 1]')
-    assert (run.transitions[0].tools[1].arguments, len(run.transitions[0].tools[1].result or "")) == (
-        {"arguments": "plain"},
-        20_000,
-    )
-
-
 def test_an_lm_span_around_another_is_not_counted_twice(tmp_path: Path) -> None:
     outer, inner = chat("outer", **{"gen_ai.usage.input_tokens": 5}), chat("inner", **{"gen_ai.usage.input_tokens": 5})
     (run,), skipped = otlp(tmp_path, span(1), span(2, outer, parent=1), span(3, parent=2), span(4, inner, parent=3))
@@ -202,23 +104,3 @@ def test_an_lm_call_inside_a_tool_is_a_separate_call(tmp_path: Path) -> None:
         tmp_path, span(1, chat("outer")), span(2, tool(), parent=1), span(3, chat("inner"), parent=2, at=1)
     )
     assert ([t.output for t in run.transitions], skipped) == (["outer", "inner"], [])
-
-
-def test_scores_of_evaluation_events_are_scores(tmp_path: Path) -> None:
-    recorded = {
-        "gen_ai.evaluation.name": "relevance",
-        "gen_ai.evaluation.score.value": 0.5,
-        "gen_ai.evaluation.score.label": "so",
-        "gen_ai.evaluation.explanation": "e",
-    }
-    (run,), _ = otlp(
-        tmp_path, span(1, chat(), events=[{"name": "gen_ai.evaluation.result", "attributes": attributes(recorded)}])
-    )
-    (verdict,) = run.verdicts
-    assert (run.score, run.rubric, verdict.grade, verdict.label, verdict.reason) == (
-        0.5,
-        "imported:relevance",
-        0.5,
-        "so",
-        "e",
-    )

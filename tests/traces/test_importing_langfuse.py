@@ -4,10 +4,9 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from importing_rows import CALLS, body, choice, langfuse, mark, observation, read
+from importing_rows import CALLS, body, choice, langfuse, mark, observation
 
 from assay.traces import Rollout, ToolCall
 
@@ -64,40 +63,6 @@ def test_a_page_of_langfuses_api_is_read(tmp_path: Path) -> None:
     assert (call.started_at, call.latency_ms) == (1765987740.875, 581.0)  # 2025-12-17T16:09:00.875Z
 
 
-def test_a_table_exported_from_langfuses_ui_is_read(tmp_path: Path) -> None:
-    row = {  # the example of "Export from UI"
-        "id": "obs_01J9",
-        "traceId": "trace_01J9",
-        "name": "openai-chat",
-        "type": "GENERATION",
-        "model": "gpt-4o-mini",
-        "startTime": "2025-04-12T10:23:14.512Z",
-        "endTime": "2025-04-12T10:23:16.108Z",
-        "input": [
-            {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "Summarize the email below."},
-        ],
-        "output": {"role": "assistant", "content": "The email asks ..."},
-        "usage": {"input": 412, "output": 87, "total": 499, "unit": "TOKENS"},
-        "totalCost": 0.000183,
-        "level": "DEFAULT",
-        "metadata": {"customer_tier": "pro"},
-        "tags": ["prod", "summarize"],
-    }
-    (path := tmp_path / "x.json").write_text(json.dumps([row, {**row, "id": "2", "traceId": "trace_2"}], indent=2))
-    (run, _), skipped = read("langfuse", path)
-    (call,) = run.transitions
-    assert skipped == []
-    assert (body(call)["messages"], call.output) == (row["input"], "The email asks ...")
-    assert (call.model, call.prompt_tokens, call.completion_tokens, call.cost_usd, call.latency_ms) == (
-        "gpt-4o-mini",
-        412,
-        87,
-        0.000183,
-        1596.0,
-    )
-
-
 AGENT = [
     observation(1, "AGENT", input={"q": "12 + 30"}, output="42"),
     observation(2, at=1, parent=1, input="12 + 30", output={"role": "assistant", "content": None, "tool_calls": CALLS}),
@@ -148,42 +113,6 @@ def test_a_langfuse_trace_with_nested_observations_and_scores_is_read(tmp_path: 
     (run,), skipped = langfuse(tmp_path, {"observations": AGENT, "scores": scores})  # today's download
     reads_as_the_agent(run)
     assert (run.program, skipped) == ("agent 1", [])
-
-
-def test_rows_of_a_blob_export_are_read_in_any_order(tmp_path: Path) -> None:
-    def snake(row: dict[str, Any]) -> dict[str, Any]:
-        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): value for key, value in row.items()}
-
-    written = [
-        snake(
-            {
-                **observed,
-                "startTime": observed["startTime"].replace("T", " ").replace("Z", "000"),
-                "endTime": observed["endTime"].replace("T", " ").replace("Z", "000"),
-            }
-        )
-        for observed in AGENT
-    ]
-    for observed in written:
-        observed["parent_observation_id"] = observed["parent_observation_id"] or ""
-        for name in ("input", "output"):  # texts, empty where there is nothing
-            observed[name] = (
-                observed[name]
-                if isinstance(observed.get(name), str)
-                else json.dumps(observed[name])
-                if name in observed
-                else ""
-            )
-    scores = [snake(mark("ok", 0.5, observationId=None)), snake(mark("stars", 1, "ANNOTATION"))]
-    rows = [
-        *scores,
-        *reversed(written),
-        {"id": "t", "timestamp": "2025-01-01 00:00:00.000000", "name": "adder", "user_id": "eve"},
-    ]
-    (run,), skipped = langfuse(tmp_path, *rows)
-    reads_as_the_agent(run)
-    assert (run.program, run.data_subject, skipped) == ("adder", "eve", [])
-    assert run.transitions[0].started_at == 1735689601.0  # 2025-01-01T00:00:01Z
 
 
 def test_fields_of_the_trace_take_precedence_over_its_root(tmp_path: Path) -> None:
@@ -263,53 +192,6 @@ def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> 
     assert (run.score, run.human_rating) == (None, 0.0)
 
 
-def test_the_named_one_of_several_scores_is_used(tmp_path: Path) -> None:
-    rows = [observation(1, input="hi", output="ho"), mark("a", 0.25), mark("b", 0.5), mark("b", 0.75)]
-    (run,), skipped = langfuse(tmp_path, *rows)
-    assert (run.score, [skip.reason for skip in skipped]) == (
-        None,
-        ["several scores (a, b) and none selected: stored as verdicts"],
-    )
-    (run,), skipped = langfuse(tmp_path, *rows, score="b")
-    assert (run.score, run.rubric, skipped) == (0.75, "imported:b", [])  # the later of two
-    (run,), skipped = langfuse(tmp_path, *rows[:2], score="b")
-    assert (run.score, run.rubric) == (None, "")  # another is not taken for it
-
-
-def test_tokens_and_costs_of_every_langfuse_version_are_read(tmp_path: Path) -> None:
-    known = [
-        (
-            {
-                "usageDetails": {
-                    "input": 10,
-                    "input_cached_tokens": 5,
-                    "output": 3,
-                    "output_reasoning_tokens": 2,
-                    "total": 20,
-                }
-            },
-            (15, 5, None),
-        ),
-        ({"usage": {"promptTokens": 4, "completionTokens": 2}, "calculatedTotalCost": 0.5}, (4, 2, 0.5)),
-        (
-            {
-                "usage_details": '{"prompt_tokens": 6, "completion_tokens": 1}',
-                "cost_details": '{"input": 0.1, "total": 0.25}',
-            },
-            (6, 1, 0.25),
-        ),
-        # a price that is not known
-        ({"inputUsage": 0, "outputUsage": 0, "totalCost": 0, "costDetails": {}}, (0, 0, None)),
-        ({"totalCost": 0, "costDetails": {"total": 0}}, (None, None, 0.0)),
-        ({"totalCost": -1}, (None, None, None)),
-        ({"usageDetails": None, "usage": "no", "promptTokens": 3, "completionTokens": 4}, (3, 4, None)),
-    ]
-    for recorded, expected in known:
-        (run,), _ = langfuse(tmp_path, observation(1, input="a", output="b", **recorded))
-        (call,) = run.transitions
-        assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == expected
-
-
 def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
     recorded = {
         "toolDefinitions": {"add": '{"description": "Adds.", "parameters": {"type": "object"}}'},
@@ -323,17 +205,6 @@ def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
     ]
     assert choice(call)["message"]["tool_calls"] == CALLS[:1]
     assert call.tools == [ToolCall(name="add", arguments={"a": 12, "b": 30})]
-
-
-def test_langfuse_errors_are_of_level_error(tmp_path: Path) -> None:
-    (run,), _ = langfuse(
-        tmp_path,
-        observation(1, "SPAN", level="ERROR", statusMessage="broke"),
-        observation(2, parent=1, level="WARNING", statusMessage="hm"),
-    )
-    assert (run.status, run.error, run.transitions[0].error) == ("failed", "broke", None)
-    (run,), _ = langfuse(tmp_path, observation(1, "SPAN"), observation(2, parent=1, level="ERROR", statusMessage=""))
-    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "error")
 
 
 def test_unknown_langfuse_rows_are_skipped_with_the_reason(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from importing_rows import ADD, T0, attributes, body, chat, choice, lines, only, otlp, read, request, span
+from importing_rows import T0, attributes, body, chat, choice, lines, only, otlp, read, request, span
 
 PARTS = [
     {
@@ -197,37 +197,6 @@ def test_messages_as_span_events(tmp_path: Path, events: list[tuple[str, dict[st
     assert (call.prompt_tokens, call.completion_tokens) == (4, 1)
 
 
-def test_bedrock_tools_in_events_are_calls_and_results(tmp_path: Path) -> None:
-    events = [
-        ("gen_ai.user.message", {"content": '[{"text": "go"}]'}),
-        ("gen_ai.assistant.message", {"content": '[{"toolUse": {"toolUseId": "t1", "name": "f", "input": {"x": 1}}}]'}),
-        (
-            "gen_ai.tool.message",
-            {"content": '[{"toolResult": {"toolUseId": "t1", "status": "success", "content": [{"text": "2"}]}}]'},
-        ),
-        ("gen_ai.choice", {"message": '[{"text": "two"}]', "finish_reason": "end_turn"}),
-    ]
-    call = only(
-        otlp(
-            tmp_path,
-            span(
-                1,
-                {"gen_ai.operation.name": "chat"},
-                events=[{"name": n, "attributes": attributes(g)} for n, g in events],
-            ),
-        )
-    )
-    assert body(call)["messages"] == [
-        {"role": "user", "content": "go"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
-        },
-        {"role": "tool", "tool_call_id": "t1", "content": "2"},
-    ]
-
-
 def test_messages_of_the_details_event_in_a_log_file_join_their_span(tmp_path: Path) -> None:
     recorded = chat()
     detail = {name: json.loads(recorded.pop(name)) for name in ("gen_ai.input.messages", "gen_ai.output.messages")}
@@ -247,58 +216,3 @@ def test_pydantic_ai_lists_its_events_in_an_attribute(tmp_path: Path) -> None:
     ]
     call = only(otlp(tmp_path, span(1, {"gen_ai.operation.name": "chat", "events": json.dumps(events)})))
     assert (body(call)["messages"], call.output) == ([{"role": "user", "content": "hello"}], "hi")
-
-
-def test_indexed_attributes_are_sorted_by_their_numbers(tmp_path: Path) -> None:
-    recorded = {"llm.request.type": "chat", "gen_ai.request.model": "m"}
-    for at in (10, 2, 1, 0):
-        recorded |= {f"gen_ai.prompt.{at}.role": "user", f"gen_ai.prompt.{at}.content": f"m{at}"}
-    recorded |= {
-        "gen_ai.completion.0.role": "assistant",
-        "gen_ai.completion.0.content": "hi",
-        "gen_ai.completion.0.finish_reason": "stop",
-    }
-    recorded |= {"llm.usage.prompt_tokens": 4, "llm.usage.completion_tokens": 2}
-    call = only(otlp(tmp_path, span(1, recorded)))
-    assert [message["content"] for message in body(call)["messages"]] == ["m0", "m1", "m2", "m10"]
-    assert (call.output, choice(call)["finish_reason"], call.prompt_tokens, call.completion_tokens) == (
-        "hi",
-        "stop",
-        4,
-        2,
-    )
-
-
-def test_indexed_contents_in_parts_are_parts(tmp_path: Path) -> None:
-    parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
-    recorded = {
-        "llm.request.type": "chat",
-        "gen_ai.prompt.0.role": "user",
-        "gen_ai.prompt.0.content": json.dumps(parts),
-    }
-    assert body(only(otlp(tmp_path, span(1, recorded))))["messages"] == [{"role": "user", "content": parts}]
-
-
-def test_openinference_messages_without_the_raw_request(tmp_path: Path) -> None:
-    recorded = {"openinference.span.kind": "LLM", "llm.model_name": "m", "llm.token_count.prompt": 2}
-    recorded |= {
-        "llm.input_messages.0.message.role": "user",
-        "llm.input_messages.0.message.contents.0.message_content.type": "text",
-    }
-    recorded |= {
-        "llm.input_messages.0.message.contents.0.message_content.text": "hello",
-        "llm.output_messages.0.message.content": "hi",
-    }
-    recorded |= {
-        "llm.tools.0.tool.json_schema": json.dumps(ADD),
-        "llm.tools.1.tool.name": "g",
-        "llm.tools.1.tool.description": "G.",
-    }
-    call = only(otlp(tmp_path, span(1, recorded)))
-    assert (body(call)["messages"], call.output, call.model, call.prompt_tokens) == (
-        [{"role": "user", "content": "hello"}],
-        "hi",
-        "m",
-        2,
-    )
-    assert body(call)["tools"] == [ADD, {"type": "function", "function": {"name": "g", "description": "G."}}]

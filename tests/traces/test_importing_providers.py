@@ -21,45 +21,6 @@ GEMINI = {
 # -- Google GenAI
 
 
-def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Path) -> None:
-    def part(a: int) -> dict[str, Any]:
-        return {"type": "tool_call", "id": "", "name": "add", "arguments": {"a": a}}
-
-    def result(of: int) -> dict[str, Any]:
-        return {"role": "user", "parts": [{"type": "tool_call_response", "id": "", "response": f'{{"result": {of}}}'}]}
-
-    def generate(number: int, messages: list[dict[str, Any]], *parts: dict[str, Any]) -> dict[str, Any]:
-        recorded = {
-            "gen_ai.operation.name": "generate_content",
-            "gen_ai.request.model": "gemini",
-            "gen_ai.input.messages": json.dumps(messages),
-            "gen_ai.system_instructions": '[{"type": "text", "content": "Be brief."}]',
-            "gen_ai.tool.definitions": json.dumps([{"function_declarations": [GEMINI]}]),
-            "gen_ai.output.messages": json.dumps(
-                [{"role": "assistant", "parts": list(parts), "finish_reason": "stop"}]
-            ),
-        }
-        return span(number, recorded, at=number)
-
-    first = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
-    second = [*first, {"role": "assistant", "parts": [part(1), part(2)]}, result(3), result(4)]
-    third = [*second, {"role": "assistant", "parts": [part(5)]}, result(5)]
-    spans = [
-        generate(2, first, part(1), part(2)),
-        generate(3, second, part(5)),
-        generate(4, third, {"type": "text", "content": "It is 5."}),
-    ]
-    run = imported(tmp_path, [span(1, {}, parent=0, name="agent"), *spans])
-    assert run.transitions[0].request["body"]["tools"] == [ADD]
-    assert [(tool.arguments, tool.result) for tool in run.tools] == [
-        ({"a": 1}, '{"result": 3}'),
-        ({"a": 2}, '{"result": 4}'),
-        ({"a": 5}, '{"result": 5}'),
-    ]
-    assert [m.get("tool_call_id") for m in messages_of(run, 2) if m["role"] == "tool"] == ["call_0", "call_1", "call_2"]
-    assert answer_of(run, 1)["tool_calls"][0]["id"] == "call_2"
-
-
 def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
     """OpenInference also has its own attributes; here they are missing."""
     contents = [

@@ -1,14 +1,11 @@
 """Imports into the store: repeated imports, traces in several files, scores and ratings."""
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from importing_rows import DATA, T0, chat, lines, mark, observation, otlp, read, request, span
+from importing_rows import DATA, chat, lines, mark, observation, otlp, read, request, span
 
 from assay.errors import DataError
 from assay.traces import Rollout, Store
@@ -55,40 +52,6 @@ def test_a_second_import_of_a_file_stores_nothing(store: Store) -> None:
     assert stored(store) == before
 
 
-def test_hostile_texts_are_stored_and_recognised_on_the_next_import(store: Store, tmp_path: Path) -> None:
-    odd = "a\ud800b\0c"
-    hostile_span = {
-        **span(1, {**chat(odd), "user.id": odd, "gen_ai.agent.name": odd, "x": [math.nan, math.inf]}),
-        "traceId": odd,
-        "spanId": odd,
-    }
-    path = lines(tmp_path / "x.jsonl", request(hostile_span))
-    assert import_traces(store, "otlp", path).rollouts == 1
-    (run,) = stored(store)
-    assert run.transitions[0].output == run.program == run.data_subject == "a\ufffdb\ufffdc"
-    assert import_traces(store, "otlp", path).unchanged == 1
-    assert len(stored(store)) == 1
-
-
-def test_a_trace_in_two_files_becomes_one_rollout(store: Store, tmp_path: Path) -> None:
-    first = lines(tmp_path / "1.jsonl", request(span(2, chat("a"), parent=1, at=1), span(4, chat("c"), parent=1, at=3)))
-    second = lines(
-        tmp_path / "2.jsonl",
-        request(
-            span(1, {"output.value": "d"}, duration=9),
-            span(3, chat("b"), parent=1, at=2),
-            span(4, chat("c"), parent=1, at=3),
-        ),
-    )
-    assert import_traces(store, "otlp", first).rollouts == 1
-    assert import_traces(store, "otlp", second).rollouts == 1
-    (run,) = stored(store)
-    assert [(t.t, t.output) for t in run.transitions] == [(0, "a"), (1, "b"), (2, "c")]
-    assert (run.prediction, run.started_at, run.ended_at) == ({"output": "d"}, T0, T0 + 9)
-    for path in (first, second):
-        assert import_traces(store, "otlp", path).unchanged == 1
-
-
 def test_the_answer_of_a_trace_in_two_files_is_that_of_its_last_call(store: Store, tmp_path: Path) -> None:
     otlp(tmp_path, span(1), span(2, chat("a"), parent=1))
     import_traces(store, "otlp", tmp_path / "x.jsonl")
@@ -97,36 +60,6 @@ def test_the_answer_of_a_trace_in_two_files_is_that_of_its_last_call(store: Stor
     store.flush()
     (run,) = store.rollouts()
     assert run.prediction == {"output": "b"}
-
-
-def test_recorded_inputs_replace_derived_ones(store: Store, tmp_path: Path) -> None:
-    def question(text: str) -> dict[str, Any]:
-        return chat(
-            **{"gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])}
-        )
-
-    files = [
-        lines(tmp_path / "1.jsonl", request(span(3, question("second"), parent=1, at=3))),
-        lines(tmp_path / "2.jsonl", request(span(2, question("first"), parent=1, at=2))),
-        lines(
-            tmp_path / "3.jsonl",
-            request(
-                span(1, {"input.value": '{"q": "real"}'}, status={"code": 2, "message": "m"}),
-                span(4, question("third"), parent=1, at=4),
-            ),
-        ),
-    ]
-    tasks = []
-    for path, expected in zip(files, ({"input": "second"}, {"input": "first"}, {"q": "real"}), strict=True):
-        import_traces(store, "otlp", path)
-        assert [import_traces(store, "otlp", before).unchanged for before in files[: len(tasks) + 1]] == [1] * (
-            len(tasks) + 1
-        )
-        (run,) = stored(store)
-        assert run.inputs == expected
-        tasks.append(run.task_id)
-    assert len(set(tasks)) == 3
-    assert (run.status, run.error) == ("failed", "m")
 
 
 def test_new_scores_are_added_and_ratings_of_this_store_are_kept(store: Store, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ with a tool call in front of a scripted model wrote `otlp_pydantic_ai.jsonl` (py
 stores them) and `otlp_*_final.jsonl`.
 """
 
-import base64
 import json
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from importing_rows import ADD, CALLS, DATA, body, chat, choice, otlp, read, spa
 
 from assay.errors import DataError, MissingExtra
 from assay.traces import ToolCall
-from assay.traces.messages.dialects import answer_of, chat_messages, chat_tools
 
 RAISED = "invalid literal for int() with base 10: 'x'"
 BURNT = "Error code: 500 - the server is on fire"
@@ -97,45 +95,6 @@ def test_a_run_whose_model_failed_is_a_failed_rollout_with_its_call(
     assert (call.output, call.response, call.prompt_tokens, call.tools) == ("", None, None, [])
 
 
-@pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
-def test_imported_calls_are_chat_requests(name: str, kind: str, with_tools: bool, input_name: str) -> None:
-    (run, _), _ = read(kind, DATA / name)
-    first, second = run.transitions
-    assert chat_messages(second.request) == [
-        *chat_messages(first.request),
-        answer_of("chat", first.response["body"]).message,
-        *CALLED[3:],
-    ]  # type: ignore[index]
-    assert chat_tools(first.request) == ([ADD] if with_tools else [])
-    assert first.request["dialect"] == "chat"
-
-
-@pytest.mark.parametrize(
-    ("name", "answers"),
-    [
-        ("otlp_pydantic_ai.jsonl", [42, '{"value": 42, "unit": "42"}', "The answer is 42."]),
-        ("otlp_openllmetry_final.jsonl", ["42"]),
-        ("otlp_openinference_final.jsonl", ["42"]),
-    ],
-)
-def test_an_agent_that_ended_with_a_tool_call_has_its_arguments_as_the_answer(name: str, answers: list[Any]) -> None:
-    runs, _ = read("otlp", DATA / name)
-    assert [(run.status, len(run.transitions), run.prediction) for run in runs] == [
-        ("done", 3, {"output": answer}) for answer in answers
-    ]
-
-
-def test_a_run_that_ended_by_asking_for_tools_or_unrecorded_has_no_answer(tmp_path: Path) -> None:
-    def call(name: str) -> dict[str, Any]:
-        parts = [{"type": "tool_call", "id": "c", "name": name, "arguments": {"answer": "42"}}]
-        return chat() | {"gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts}])}
-
-    silent = {key: value for key, value in chat().items() if "output" not in key}
-    for last, answer in ((call("search"), None), (silent, None), (call("final_answer"), {"output": "42"})):
-        (run,), _ = otlp(tmp_path, span(1), span(2, chat("a thought"), parent=1), span(3, last, parent=1, at=1))
-        assert run.prediction == answer
-
-
 @pytest.mark.parametrize(
     ("name", "result", "answer"),
     [
@@ -157,24 +116,6 @@ def test_a_recorded_conversation_that_ends_with_a_tool_call_has_an_answer(
     )
     (run,), _ = otlp(tmp_path, span(1, {"gen_ai.output.messages": json.dumps(talk)}), span(2, chat("x"), parent=1))
     assert run.prediction == answer
-
-
-def test_calls_without_recorded_content_have_no_texts() -> None:
-    (run, failed), skipped = read("otlp", DATA / "otlp_openai_v2_no_content.jsonl")  # ids in base64
-    assert [(t.prompt_tokens, t.completion_tokens, t.output, body(t)["messages"]) for t in run.transitions] == [
-        (91, 23, "", []),
-        (66, 12, "", []),
-    ]
-    assert run.transitions[0].tools == [
-        ToolCall(name="add", arguments={}),
-        ToolCall(name="add", arguments={}, error=RAISED),
-    ]
-    assert (run.inputs, run.prediction, failed.status, skipped) == ({}, None, "failed", [])
-    first = json.loads((DATA / "otlp_openai_v2_no_content.jsonl").read_text().splitlines()[0])["resourceSpans"][0][
-        "scopeSpans"
-    ][0]["spans"][0]
-    assert run.metadata["trace_id"] == base64.b64decode(first["traceId"]).hex()
-    assert run.transitions[0].request["span"] == base64.b64decode(first["spanId"]).hex()
 
 
 def test_users_and_sessions_of_tracers_are_stored() -> None:
@@ -214,64 +155,3 @@ def test_protobuf_without_its_package_names_the_package_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingExtra, match=r"opentelemetry-proto.*assay\[otlp\]"):
         read("otlp", DATA / "otlp_openai_v2.pb")
-
-
-def test_mlflow_2_traces_have_other_names_and_read_the_same() -> None:
-    (run,), skipped = read("mlflow", DATA / "mlflow_2.json")
-    (call,) = run.transitions
-    assert (run.metadata, run.program, run.status, skipped) == (
-        {"trace_id": "8babde34ae1d47c4a9489d8cfb95cb0d"},
-        "agent",
-        "done",
-        [],
-    )
-    assert (run.inputs, run.prediction) == ({"q": "12 + 30?"}, {"output": "42"})
-    assert body(call) == {"model": "m", "messages": [{"role": "user", "content": "12 + 30?"}], "temperature": 0.5}
-    assert (call.prompt_tokens, call.completion_tokens) == (5, 2)
-    assert call.tools == [ToolCall(name="add", arguments={"a": 12, "b": 30}, result="42")]
-
-
-def test_mlflow_spans_of_other_flavours_read_as_chat() -> None:
-    (run,), skipped = read("mlflow", DATA / "mlflow_3_flavours.json")
-    openai, claude, plain = run.transitions
-    assert (openai.cost_usd, openai.output, body(openai)["model"]) == (0.75, "hello", "m")  # the inner span of two
-    assert [skip.reason.split(" is ")[0] for skip in skipped] == ["the span 'LM.__call__'"]
-    assert body(claude)["messages"] == [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": "1+1"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
-        },
-        {"role": "tool", "tool_call_id": "t1", "content": "2"},
-    ]
-    assert body(claude)["tools"] == [
-        {"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}
-    ]
-    assert (choice(claude)["finish_reason"], claude.output, claude.prompt_tokens, claude.completion_tokens) == (
-        "stop",
-        "two",
-        9,
-        2,
-    )
-    assert (body(plain), plain.output) == ({"messages": [{"role": "user", "content": "say yes"}]}, "yes")
-
-
-def test_mlflow_assessments_are_verdicts_and_a_persons_is_the_rating() -> None:
-    (run, _), skipped = read("mlflow", DATA / "mlflow_3.jsonl")
-    assert [(v.criterion, v.grade, v.reason) for v in run.verdicts] == [
-        ("helpful", 0.75, "close"), ("relevance", 0.5, "so so"), ("stars", None, "imported as 4.0"), ("ok", 1.0, ""),
-    ]  # fmt: skip
-    assert (run.human_rating, run.score, run.rubric) == (
-        0.75,
-        None,
-        "",
-    )  # two scores, none selected
-    assert run.expected == {"answer": "42"}
-    assert [skip.reason for skip in skipped] == [
-        "the score 'stars' is 4.0: outside [0, 1]",
-        "several scores (relevance, ok) and none selected: stored as verdicts",
-    ]
-    (run, _), skipped = read("mlflow", DATA / "mlflow_3.jsonl", score="relevance")
-    assert (run.human_rating, run.score, run.rubric, len(skipped)) == (0.75, 0.5, "imported:relevance", 1)

@@ -1,7 +1,6 @@
 """Events of recorders besides DSPy's callbacks: tools, unparsed answers, calls of unobserved models."""
 
 import asyncio
-import inspect
 from typing import Any
 
 import dspy
@@ -18,23 +17,6 @@ def answer(request: object) -> str:
 
 def double(x: int) -> int:
     return 2 * x
-
-
-def test_recording_binds_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    def called(*_: Any, **__: Any) -> None:
-        raise AssertionError("DSPy's callbacks are at work")
-
-    recorder = Recorder()
-    with (
-        dspy.context(lm=scripted_lm(answer, observers=[recorder.observe]), adapter=dspy.ChatAdapter()),
-        recorder.active(),
-        recorder.rollout(Rollout()) as rollout,
-    ):
-        monkeypatch.setattr(inspect, "getcallargs", called)
-        dspy.Predict("question -> answer")(question="2+2?")
-        dspy.Tool(double)(x=2)
-    assert [(tool.name, tool.result) for tool in rollout.tools] == [("double", "4")]
-    assert recorder.unrecorded.count == 0
 
 
 def test_parse_failures_of_later_adapters_are_notified() -> None:

@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 
 import assay
 from assay.errors import ConfigError
-from assay.optimizers.finetuning.rows import Trajectory, ValueMemory, assign_credit
-from assay.optimizers.finetuning.settings import PolicySettings
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
 from assay.traces import Store, acting_as
 from assay.traces.credit import AgentBaselines, Baseline, returns
 from assay.traces.export.settings import Gates
-from assay.traces.places import current_agent
 
 
 class Team(dspy.Module):  # type: ignore[misc]
@@ -100,17 +97,6 @@ def test_agents_are_refused_for_rows_of_whole_rollouts(store: Path, tmp_path: Pa
             exported(kind, store, tmp_path / kind, agents=["planner"], **options)
 
 
-def test_names_are_checked_and_nested() -> None:
-    with acting_as("planner"):
-        with acting_as("helper"):
-            assert current_agent() == "helper"
-        assert current_agent() == "planner"
-    assert current_agent() == ""
-    for wrong in ("", " ", "x" * 65, "a\nb", 3):
-        with pytest.raises(ConfigError, match="name="), acting_as(wrong):  # type: ignore[arg-type]
-            pass
-
-
 # Credit
 
 
@@ -130,20 +116,6 @@ def test_each_agent_is_compared_with_itself() -> None:
     assert baselines.advantages(second, of_second) == [-0.5, -0.5, -0.5]
 
 
-def test_a_step_reward_of_one_agent_is_no_baseline_of_the_other() -> None:
-    """The planner's step reward of 0.4 is in its own return, and in no return of the solver after it.
-
-    Returns to go: 0.4 + 1 = 1.4 and 1 in the first rollout, 1 and 1 in the second one. The planner's mean is 1.2, so it
-    has +0.2 and -0.2; the solver's returns are equal, so it has exactly 0.
-    """
-    baselines = AgentBaselines(lambda: Baseline(leave_one_out=False, scale=False))
-    first, second, agents = returns([0.4, 1.0]), returns([0.0, 1.0]), ["planner", "solver"]
-    for credited in (first, second):
-        baselines.add(credited, agents)
-    assert baselines.advantages(first, agents) == pytest.approx([0.2, 0.0])
-    assert baselines.advantages(second, agents) == pytest.approx([-0.2, 0.0])
-
-
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_a_program_without_named_agents_is_recorded_as_before(group: list[list[float]]) -> None:
@@ -153,16 +125,6 @@ def test_a_program_without_named_agents_is_recorded_as_before(group: list[list[f
         named.add(credited)
     assert [named.advantages(credited) for credited in group] == [plain.advantages(credited) for credited in group]
     assert named.has_variance == plain.has_variance
-
-
-def test_training_credits_agents_apart() -> None:
-    batch = [
-        Trajectory(group="g", rollout="a", rewards=[0.0, 1.0], agents=["planner", "solver"]),
-        Trajectory(group="g", rollout="b", rewards=[0.0, 0.0, 0.0], agents=["planner", "planner", "solver"]),
-    ]
-    credit = assign_credit(batch, PolicySettings(algorithm="grpo"), ValueMemory())
-    assert credit.advantages["a"][0] == credit.advantages["a"][1] > 0
-    assert len(set(credit.advantages["b"])) == 1
 
 
 def test_a_wrong_number_of_agents_is_refused() -> None:

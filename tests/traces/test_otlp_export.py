@@ -93,35 +93,6 @@ def test_exported_rollouts_are_imported_as_they_were(tmp_path: Path, name: str) 
         assert import_rollouts("otlp", tmp_path / name, store=store.url).unchanged == 2  # where they came from
 
 
-def test_other_tools_read_messages_tools_tokens_and_scores_by_the_conventions(tmp_path: Path) -> None:
-    request = trace_request([full()])
-    spans = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    for span in spans:
-        span["attributes"] = [pair for pair in span["attributes"] if not pair["key"].startswith("assay.")]
-    (tmp_path / "t.jsonl").write_text(json.dumps(request))
-    (rollout,), skipped = read("otlp", tmp_path / "t.jsonl", score="r@1")
-    assert not skipped
-    expected = full()
-    assert (rollout.program, rollout.data_subject, rollout.status) == ("support", "user-7", "failed")
-    assert (rollout.error, rollout.prediction, rollout.score) == ("too late", expected.prediction, 0.0)
-    assert {v.criterion: v.grade for v in rollout.verdicts} == {"right": 0.0, "r@1": 0.0, "human_rating": 0.25}
-    assert rollout.early_tools == expected.early_tools
-    for ours, theirs in zip(rollout.transitions, expected.transitions, strict=True):
-        body = ours.request["body"]
-        assert [m["role"] for m in body["messages"]] == [m["role"] for m in theirs.request["body"]["messages"]]
-        assert body["messages"][:2] == ASKED
-        assert (body["temperature"], body["stop"], ours.model) == (0.25, ["END"], "gpt")
-        names = ("output", "error", "tools", "prompt_tokens", "completion_tokens", "cost_usd")
-        for name in names:
-            assert getattr(ours, name) == getattr(theirs, name), name
-        assert ours.started_at == pytest.approx(theirs.started_at, abs=1e-6)
-        assert ours.latency_ms == pytest.approx(20.5, abs=0.01)
-    answered = rollout.transitions[0].response
-    assert answered is not None
-    asked = answered["body"]["choices"][0]["message"]["tool_calls"][0]
-    assert (asked["id"], json.loads(asked["function"]["arguments"])) == ("c1", {"a": 1, "b": 2})
-
-
 def test_without_content_no_text_of_the_rollout_is_in_the_export() -> None:
     text = json.dumps(trace_request([full()], content=False))
     for secret in ("1 + 2", "It is 3", "Be brief", "as a name", "it is not", "too late", "gone", "429", "user-7"):

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.api.serve import Serving, serve
+from assay.commands.serve import ServeReport, Serving, serve
 from assay.commands.traces import export_rollouts
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
 from assay.traces.gateway.routes import metrics_text
 from assay.traces.otlp import VERSION
-from assay.traces.otlp.exporter import Endpoint, Exporter, NotSent, encoded, send
+from assay.traces.otlp.exporter import Endpoint, Exporter, NotSent, send
 from assay.traces.otlp.metrics import METRICS, metrics_request
 from assay.traces.otlp.spans import trace_request
 from rigs.serving import post, served
@@ -125,24 +125,6 @@ def test_endpoints_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Endpoint.of("http://d").traces == "http://d/v1/traces"
 
 
-def test_metrics_have_the_counts_of_the_gateway_and_of_each_arm() -> None:
-    runner = SimpleNamespace(
-        counts=Counter({("s@1", "champion", "done"): 3}), seconds={("s@1", "champion"): 1.5}, fallbacks={"s@2": 1}
-    )
-    request = metrics_request({"calls": 4, "open": 1}, {"support": runner}, since=1.0, now=2.0)
-    data = MetricsData.FromString(encoded(request))
-    metrics = {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
-    assert metrics["assay.gateway.calls"].sum.is_monotonic
-    assert metrics["assay.gateway.rollouts.open"].gauge.data_points[0].as_int == 1
-    point = metrics["assay.agent.rollouts"].sum.data_points[0]
-    assert (point.as_int, point.start_time_unix_nano, point.time_unix_nano) == (3, 10**9, 2 * 10**9)
-    labels = {pair.key: pair.value.string_value for pair in point.attributes}
-    assert labels == {"assay.agent": "support", "assay.version": "s@1", "assay.arm": "champion", "assay.status": "done"}
-    duration = metrics["assay.agent.rollout.duration"].histogram.data_points[0]
-    assert (duration.sum, duration.count, list(duration.bucket_counts)) == (1.5, 3, [3])
-    assert metrics["assay.mapping.version"].gauge.data_points[0].as_int == VERSION
-
-
 def test_prometheus_and_otlp_show_the_same_metrics_from_one_table() -> None:
     runner = SimpleNamespace(
         counts=Counter({("s@1", "", "done"): 2, ("s@1", "", "failed"): 1}), seconds={("s@1", ""): 1.5},
@@ -194,7 +176,7 @@ def test_an_endpoint_that_fails_is_logged_and_nothing_waits_for_it(
 def test_a_gateway_sends_its_rollouts_and_metrics_as_they_end(tmp_path: Path, kind: str) -> None:
     collector, started = Collector(), threading.Event()
     running: list[Serving] = []
-    counts: list[dict[str, Any]] = []
+    counts: list[ServeReport] = []
 
     def on_start(serving: Serving) -> None:
         running.append(serving)
@@ -225,9 +207,9 @@ def test_a_gateway_sends_its_rollouts_and_metrics_as_they_end(tmp_path: Path, ki
         running[0].stop()
         thread.join(60)
     if kind == "away":
-        assert (counts[0]["stored"], counts[0]["otlp"]) == (1, {"sent": 0, "failed": 1, "waiting": 0})
+        assert (counts[0].stored, counts[0].otlp) == (1, {"sent": 0, "failed": 1, "waiting": 0})
         return
-    assert counts[0]["otlp"] == {"sent": 1, "failed": 0, "waiting": 0}
+    assert counts[0].otlp == {"sent": 1, "failed": 0, "waiting": 0}
     assert sorted(span.name.split()[0] for span in collector.spans) == ["chat", "invoke_agent"]
     assert (b"secret question" in b"".join(s.SerializeToString() for s in collector.spans)) is (kind == "content")
     calls = next(metric for metric in collector.metrics if metric.name == "assay.gateway.calls")

@@ -41,16 +41,6 @@ def test_pages_before_and_after_a_rollout(store: Store) -> None:
     assert (numbers(newer), newer.more) == ([23, 22, 21, 20], True)
 
 
-def test_a_search_that_ends_at_its_window_says_where(store: Store) -> None:
-    failed = RolloutFilters(equal={"status": "failed"})
-    page = rollout_page(store, failed, window=12)
-    assert (numbers(page), page.searched) == ([20], Cursor(109.0, f"{18:032x}"))
-    page = rollout_page(store, failed, before=page.searched, window=12)
-    assert (numbers(page), page.searched) == ([10], Cursor(103.0, f"{6:032x}"))
-    page = rollout_page(store, failed, before=page.searched, window=12)
-    assert (numbers(page), page.searched) == ([0], None)
-
-
 def test_a_run_or_task_is_found_beyond_the_window(store: Store) -> None:
     put(store, 99, run_id="old", started_at=1.0)
     store.flush()

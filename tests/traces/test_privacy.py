@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from privacy_values import A, D, H, make, matched
 
-from assay.traces.privacy.anonymizer import KnownValue
+from assay.traces.privacy.names import KnownValue
 
 PERSONAL = [
     ("mail jane.doe@gmail.com today", "email", "jane.doe@gmail.com"),

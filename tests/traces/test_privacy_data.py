@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from privacy_values import H, make, matched
 
-from assay.traces.privacy.anonymizer import KnownValue, restore
+from assay.traces.privacy.anonymizer import restore
+from assay.traces.privacy.names import KnownValue
 
 JANE = KnownValue("person", "Jane Q. Doe")
 

@@ -11,9 +11,11 @@ from assay.errors import ConfigError
 from assay.traces import Store
 from assay.traces.export.hiding import Hider
 from assay.traces.export.settings import Gates, UngatedExport
-from assay.traces.privacy.anonymizer import TYPES, Anonymizer, EntityMatch
+from assay.traces.privacy.anonymizer import Anonymizer
 from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
 from assay.traces.privacy.canaries import Canaries, Recall
+from assay.traces.privacy.names import TYPES
+from assay.traces.privacy.patterns import EntityMatch
 
 TEXTS = {
     "en": "Please send the invoice to me, because the parcel has not arrived.",

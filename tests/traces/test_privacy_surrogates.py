@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from privacy_values import make, matched
 
 from assay.errors import ConfigError, DataError
-from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue, restore
+from assay.traces.privacy.anonymizer import Anonymizer, restore
+from assay.traces.privacy.names import TYPES, KnownValue
 
 
 def luhn(digits: str) -> str:

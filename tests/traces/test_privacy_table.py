@@ -13,7 +13,8 @@ import pytest
 from privacy_values import KEY, make
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.traces.privacy.anonymizer import Anonymizer, KnownValue, key_of, restore
+from assay.traces.privacy.anonymizer import Anonymizer, key_of, restore
+from assay.traces.privacy.names import KnownValue
 
 # -- the table
 

@@ -1,24 +1,18 @@
 """Sealed tasks, runs and final answers are recognised in every prompt format."""
 
-import asyncio
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
-import dspy
 import pytest
-from conversation_place import Answers, Message, Place
+from conversation_place import Answers, Place
 from conversation_place import scripted as scripted
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
-from pydantic import BaseModel
 
 from assay.datasets.tasks import Task
 from assay.models.alternatives import value_tokens
-from assay.rubrics import Criterion, Rubric, steps
-from assay.rubrics.checks import exact
-from assay.rubrics.comparison import same
-from assay.rubrics.trl_reward import completion_fields, trl_reward
+from assay.rubrics import steps
+from assay.rubrics.trl_reward import completion_fields
 from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.store.sealing import SplitFinder, store_tasks
 
@@ -47,29 +41,6 @@ def test_sealed_tasks_of_several_inputs_and_lines_are_recognised_behind_a_gatewa
     assert {finder.of_inputs(inputs) for inputs in recorded[: len(sealed)]} == {"test"}
 
 
-@pytest.mark.parametrize("form", ADAPTERS)
-@pytest.mark.parametrize("value", VALUES)
-def test_the_calls_of_a_program_are_one_run_and_its_answer_has_fields(
-    scripted: Callable[[Answers], Place], form: str, value: str
-) -> None:
-    adapter, numbers = ADAPTERS[form], itertools.count(1)
-    draft, last = "question -> draft", "question, draft -> why, answer"
-
-    def answers(messages: list[Message]) -> Message:
-        outputs = (
-            {"why": value, "answer": "7"} if "`why`" in str(messages) or "why: …" in str(messages)
-            else {"draft": f"draft {next(numbers)}\n{value}"}
-        )  # fmt: skip
-        return {"content": answer_of(adapter, last if "why" in outputs else draft, outputs)}
-
-    place = scripted(answers)
-    for at in (1, 2):
-        place.chat(*prompt_of(adapter, draft, {"question": f"two\nlines? {value}"}))
-        place.chat(*prompt_of(adapter, last, {"question": f"two\nlines? {value}", "draft": f"draft {at}\n{value}"}))
-    assert place.turns == [2, 2]
-    assert [rollout.prediction for rollout in place.rollouts()] == [{"why": value, "answer": "7"}] * 2
-
-
 def test_the_arguments_of_dspys_submit_are_the_answer_of_a_run(scripted: Callable[[Answers], Place]) -> None:
     fields = {"answer": "two\nlines", "score": 3}
     call = {"id": "c1", "type": "function", "function": {"name": "submit", "arguments": json.dumps(fields)}}
@@ -78,57 +49,6 @@ def test_the_arguments_of_dspys_submit_are_the_answer_of_a_run(scripted: Callabl
     for adapter in ADAPTERS.values():
         place.chat(*prompt_of(adapter, "question -> thought", {"question": "how far?"}), tools=[submit])
     assert [rollout.prediction for rollout in place.rollouts()] == [fields] * len(ADAPTERS)
-
-
-@pytest.mark.parametrize("form", ADAPTERS)
-@pytest.mark.parametrize("value", VALUES)
-def test_rewards_and_step_checks_read_the_fields_of_a_completion(form: str, value: str) -> None:
-    text = answer_of(ADAPTERS[form], "question -> why, answer", {"why": "w", "answer": value})
-    assert completion_fields(text, ["answer"]) == {"answer": value}
-    assert completion_fields([{"role": "assistant", "content": text}], ["why", "answer"]) == {
-        "why": "w",
-        "answer": value,
-    }
-    assert completion_fields(text, []) == {"answer": value}
-    [reward] = _rewards([text], answer=[value])
-    assert reward == 1.0
-    assert _parsed(text, ["why", "answer"]) == 1
-    assert _parsed(text, ["why", "reply"]) == 0
-
-
-class Found(BaseModel):
-    places: list[str]
-    scores: dict[str, int]
-
-
-class Look(dspy.Signature):
-    question: str = dspy.InputField()
-    found: Found = dspy.OutputField()
-    html: str = dspy.OutputField()
-
-
-@pytest.mark.parametrize("form", ADAPTERS)
-@pytest.mark.parametrize("value", VALUES)
-def test_an_output_with_structure_equals_the_expected_one(
-    scripted: Callable[[Answers], Place], form: str, value: str
-) -> None:
-    found = {"places": [value, "b"], "scores": {"a b": 3, "c": 4}}
-    prompt = prompt_of(ADAPTERS[form], Look, {"question": "where?"})
-    text = answer_of(ADAPTERS[form], Look, {"found": Found(**found), "html": "<b>4</b>"})
-    for asked in (prompt, "q"):
-        rubric = Rubric("r", [Criterion(name="right", check=exact, arguments={"field": "found"})])
-        reward = trl_reward(rubric, answer="found", outputs=["found", "html"])
-        scores = asyncio.run(reward([asked] * 2, [text] * 2, found=[found, {**found, "places": []}]))
-        assert scores == [1.0, 0.0]
-    place = scripted(lambda messages: {"content": text})
-    place.chat(*prompt)
-    [run] = place.rollouts()
-    assert run.prediction is not None
-    assert same(run.prediction["found"], found)
-    assert run.prediction["html"] == "<b>4</b>"
-    if "XML" in form or form == "xml":
-        assert isinstance(run.prediction["found"], dict)
-        assert completion_fields(text, ["found"], prompt=prompt)["found"] == run.prediction["found"]
 
 
 def test_a_tool_call_is_the_completion_of_a_reward() -> None:
@@ -146,11 +66,6 @@ def test_a_tool_call_is_the_completion_of_a_reward() -> None:
     assert _graded(run, ["answer"]) == 1
 
 
-def _rewards(completions: list[Any], **columns: Any) -> list[float | None]:
-    reward = trl_reward(Rubric("r", [Criterion(name="right", check=exact)]), outputs=["answer"])
-    return asyncio.run(reward(["q"] * len(completions), completions, **columns))
-
-
 def _step(output: str, **more: Any) -> Transition:
     return Transition(t=0, model="m", request={}, output=output, **more)
 
@@ -158,27 +73,6 @@ def _step(output: str, **more: Any) -> Transition:
 def _graded(call: Transition, fields: list[str]) -> float | None:
     run = Rollout(transitions=[call])
     return steps.parsed(Task(id="t", inputs={}), {"transition": call}, run, fields=fields).value
-
-
-def _parsed(output: str, fields: list[str]) -> float | None:
-    return _graded(_step(output), fields)
-
-
-@pytest.mark.parametrize("form", ADAPTERS)
-def test_a_result_is_passed_on_in_a_field_and_not_in_a_history(form: str) -> None:
-    def used(**inputs: Any) -> float | None:
-        names = ", ".join(inputs)
-        prompt = prompt_of(ADAPTERS[form], f"{names} -> answer", inputs)
-        calls = [
-            _step("x", tools=[ToolCall(name="search", arguments={"query": "About Rome"}, result="seven\nhills")]),
-            Transition(t=1, model="m", request={"dialect": "chat", "body": {"messages": prompt}}, output="4"),
-        ]
-        run = Rollout(transitions=calls, prediction={"answer": "x"})
-        return steps.result_used(Task(id="t", inputs={}), {"transition": calls[0]}, run).value
-
-    assert used(question="What about Rome? about rome", facts="seven\nhills") == 1
-    assert used(question="of it", facts="none") == 0
-    assert used(question="of it", notes="search(About Rome) = seven\nhills") == 0
 
 
 @pytest.mark.parametrize("form", ADAPTERS)

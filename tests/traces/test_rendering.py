@@ -11,12 +11,11 @@ from assay.datasets.tasks import task_key
 from assay.errors import ConfigError, DataError, ModelError
 from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_template
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.rendering import RowRenderer, shows_tools, training_template
+from assay.traces.export.rendering import shows_tools, training_template
 from assay.traces.export.settings import Gates, UngatedExport
 from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
-EMPTY = "<|im_end|>\n"  # all that SmolLM2's template makes of a message with tool calls
 ADD = {
     "type": "function",
     "function": {
@@ -131,30 +130,6 @@ def folder_of(template: ChatTemplate, path: Path) -> Path:
 # -- sft
 
 
-def test_a_tool_call_that_the_template_ignores_is_written_as_text(store: Store) -> None:
-    add_rollout(store, agent("1 + 2?"))
-    (first, second), manifest = exported(store, "sft")
-    assert first["completion"] == [
-        {"role": "assistant", "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'}
-    ]
-    assert first["prompt"][0]["content"].startswith("You add.\n\n# Tools\n")
-    assert json.dumps(ADD) in first["prompt"][0]["content"]
-    assert [m["role"] for m in second["prompt"]] == ["system", "user", "assistant", "user"]
-    assert second["prompt"][3]["content"] == "<tool_response>\n3\n</tool_response>"
-    assert [json.loads(row["tools"]) for row in (first, second)] == [None, None]
-    assert learned(first, smollm2()) == f"{first['completion'][0]['content']}{EMPTY}"
-    counts = manifest["template"]
-    assert (counts["found"], counts["tools"], counts["calls"], counts["converted"], counts["refused"]) == (
-        True,
-        "text",
-        2,
-        2,
-        0,
-    )
-    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
-    assert (gate["passed"], gate["value"]) == (True, "2 calls, 2 with tools in text, 0 refused")
-
-
 def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
     bodies = {
         "chat": (
@@ -179,22 +154,6 @@ def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
     assert len(rows) == 3
     assert all('"name": "add"' in learned(row, smollm2()) for row in rows)
     assert manifest["template"]["converted"] == 3
-
-
-def test_tools_stay_fields_if_the_template_renders_them(store: Store, tmp_path: Path) -> None:
-    add_rollout(store, agent("1 + 2?"))
-    model = folder_of(NATIVE, tmp_path / "model")
-    (first, _), manifest = exported(store, "sft", model=str(model))
-    assert first["completion"][0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
-    assert json.loads(first["tools"])[0]["function"]["name"] == "add"
-    assert "add" in learned(first, NATIVE)
-    assert (manifest["template"]["converted"], manifest["template"]["source"]) == (
-        0,
-        str(model / "tokenizer_config.json"),
-    )
-    assert f'model_name_or_path: "{model}"' in (Path("out") / "sft.yaml").read_text()
-    (first, _), _ = exported(store, "sft", "text", model=str(model), tools="text")
-    assert "tool_calls" not in first["completion"][0]
 
 
 def test_a_call_whose_answer_is_not_rendered_is_refused_and_fails_the_gate(store: Store) -> None:
@@ -228,17 +187,6 @@ def test_calls_that_the_template_refuses_are_left_out_with_the_reason(store: Sto
     assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
 
 
-def test_a_missing_template_is_named_in_manifest_and_gates(store: Store) -> None:
-    add_rollout(store, agent("1 + 2?"))
-    (first, _), manifest = exported(store, "sft", model="nobody/unknown")
-    assert "tool_calls" in first["completion"][0]
-    assert (manifest["template"]["found"], manifest["template"]["calls"]) == (False, 0)
-    assert "nobody/unknown is not installed" in manifest["template"]["note"]
-    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
-    assert (gate["value"], gate["passed"]) == ("not checked", True)
-    assert "not installed" in gate["warning"]
-
-
 def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
     add_rollout(store, agent("1 + 2?"))
     _, manifest = exported(store, "transitions")
@@ -256,34 +204,6 @@ def test_grpo_rows_have_the_tools_and_show_them_in_the_prompt(store: Store) -> N
     assert json.loads(row["tools"]) == [ADD]
     assert json.dumps(ADD) in row["prompt"][0]["content"]  # trl's GRPO trainer does not render the column
     assert row["tools_"] == "mine"
-
-
-def test_preferences_keep_tools_and_leave_out_pairs_that_differ_only_by_ids(store: Store, tmp_path: Path) -> None:
-    add_rollout(store, agent("1 + 2?", prefix="x"), score=1.0)
-    add_rollout(store, agent("1 + 2?", prefix="y"), score=0.5)  # the same, with ids of its own
-    add_rollout(store, agent("1 + 2?", prefix="z", a=9, b=9), score=0.0)
-    rows, _ = exported(store, "preferences")
-    calls = sorted(
-        (json.loads(row["chosen"][0]["content"].split("\n")[1])["arguments"]["a"], row["margin"]) for row in rows
-    )
-    assert calls == [(1, 1.0)]  # a pair of the first call; the answers after it are the same, or to other calls
-    native = str(folder_of(NATIVE, tmp_path / "model"))
-    (row,), _ = exported(store, "preferences", "native", model=native)
-    assert row["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": 2}
-    assert json.loads(row["tools"]) == [ADD]
-
-
-def test_whole_conversations_are_trained_on_the_assistants_text(store: Store) -> None:
-    add_rollout(store, agent("1 + 2?"))
-    (row,), _ = exported(store, "sft", whole=True)
-    config = (Path("out") / "sft.yaml").read_text()
-    assert "assistant_only_loss: true\n" in config
-    assert "chat_template_path: chat_template.jinja" in config
-    marked = ChatTemplate((Path("out") / "chat_template.jinja").read_text(), "out")
-    assert marked.marks_generation
-    assert marked.render(row["messages"]) == smollm2().render(row["messages"])
-    exported(store, "sft", "calls")
-    assert "assistant_only_loss" not in (Path("calls") / "sft.yaml").read_text()
 
 
 def test_whole_conversations_are_refused_where_trl_cannot_find_the_assistants_text(
@@ -330,22 +250,6 @@ def test_tool_calls_keep_the_spelling_of_the_model(store: Store, tmp_path: Path,
     (first, second), _ = exported(store, "sft", tools=tools)
     call = f'<tool_call>\n{{"name": "add", "arguments": {SPELLED}}}\n</tool_call>'
     assert first["completion"][0]["content"] == second["prompt"][2]["content"] == call
-
-
-def test_a_template_that_renders_texts_gets_the_spelling_and_others_objects(store: Store, tmp_path: Path) -> None:
-    texts = ChatTemplate(
-        NATIVE.text.replace(
-            "c.function.arguments | tojson",
-            "c.function.arguments if c.function.arguments is string else (c.function.arguments | tojson)",
-        ),
-        "test",
-    )
-    add_rollout(store, spelled_agent())
-    for name, template, arguments in (("texts", texts, SPELLED), ("objects", NATIVE, {"a": 1.0, "b": 2})):
-        rows, _ = exported(
-            store, "sft", f"{name}-rows", model=str(folder_of(template, tmp_path / name)), tools="native"
-        )
-        assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 def test_one_answer_never_has_both_labels(store: Store) -> None:
@@ -431,20 +335,3 @@ def test_a_marked_template_renders_as_its_original_or_there_is_none() -> None:
     assert (
         training_template(ChatTemplate("{{ bos_token }}" + trimmed.text, "t")) is None
     )  # its special tokens are not known
-
-
-def test_several_calls_and_thoughts_are_checked_one_by_one() -> None:
-    one_call = ChatTemplate(NATIVE.text.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), "test")
-    two = chat_call(("add", {"a": 1}), ("add", {"a": 2}))
-    for call in two["tool_calls"]:
-        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    renderer, prompt = RowRenderer(one_call), [{"role": "user", "content": "?"}]
-    assert renderer.check(prompt, [{**two, "content": ""}], [ADD]) == "the chat template leaves out tool calls"
-    assert RowRenderer(NATIVE).check(prompt, [{**two, "content": ""}], [ADD]) is None
-    unthinking = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"), "test")
-    assert RowRenderer(unthinking).check(prompt, [{"role": "assistant", "content": "<think>hm</think>\n7"}], []) is None
-    silent = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}"), "test")
-    assert (
-        RowRenderer(silent).check(prompt, [{"role": "assistant", "content": "7"}], [])
-        == "the chat template leaves out the answer"
-    )

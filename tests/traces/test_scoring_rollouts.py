@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -92,35 +91,6 @@ def test_scoring_reports_the_number_of_running_rollouts(program: str) -> None:
     }
     result = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", "s.db"])
     assert "2 rollouts are still running" in result.stdout
-
-
-def test_a_rollout_that_a_rubric_cannot_decide_keeps_its_score(program: str) -> None:
-    """As those of `assay run`, whose task has no id and no expected answer."""
-    Path("r3.yaml").write_text(
-        "name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
-        "- {name: short, check: 'c3.py:short'}\n"
-    )
-    Path("c3.py").write_text("def short(task, prediction, rollout):\n    return 1.0\n")
-    with Store("s.db") as store:
-        for score in (None, 0.4):
-            store.put_rollout(
-                Rollout(
-                    status="done",
-                    phase="run",
-                    inputs={"question": "q"},
-                    prediction={"answer": "7"},
-                    score=score,
-                    rubric="old@1",
-                )
-            )
-    scored = score_rollouts(rubric="r3.yaml", store="s.db", again=True).to_dict()
-    assert (scored["scored"], scored["unscored"], scored["coverage"]) == (0, 2, 0.0)
-    assert re.match(r"task '[0-9a-f]{16}' has no expected", scored["undecided"]["right"]["reason"])
-    with Store("s.db") as store:
-        scores = {
-            (rollout.score, rollout.rubric, len(store.rollout(rollout.id).verdicts)) for rollout in store.rollouts()
-        }
-    assert scores == {(None, "old@1", 0), (0.4, "old@1", 0)}
 
 
 def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> None:

@@ -9,14 +9,14 @@ import dspy
 import pytest
 
 import assay
-from assay.api.tune.report import cheaper
+from assay.commands.tune import Tune, cheaper
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import make_task, task_key
 from assay.errors import ConfigError
 from assay.evaluation.comparison import Comparison
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.statistics import paired_gain
-from assay.runs.settings import CommonSettings, TuneSettings
+from assay.runs.settings import CommonSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.settings import Gates
@@ -305,10 +305,10 @@ def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
 def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() -> None:
     options: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
     for margin in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match="margin="):
-            TuneSettings(**options, margin=margin)
-    assert TuneSettings(**options).margin == 0.02
-    assert TuneSettings(**options).key != TuneSettings(**options, margin=0.05).key
+        with pytest.raises(ConfigError, match="margin: must be"):
+            Tune(**options, margin=margin)
+    assert Tune(**options).margin == 0.02
+    assert Tune(**options).key != Tune(**options, margin=0.05).key
 
 
 @pytest.mark.slow

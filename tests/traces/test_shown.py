@@ -14,7 +14,6 @@ from assay.datasets.tasks import task_key
 from assay.programs import make_adapter
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
-from assay.traces import shown as shown_module
 from assay.traces.shown import Carried, TaskTexts
 
 # -- matching
@@ -31,17 +30,6 @@ def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
     assert texts.within("what is 12+22?") == frozenset()  # not a part of another number
     assert texts.within("[[ ## q ## ]]\n2+2\n") == {"short"}
     assert texts.within("q: 2+2") == {"short"}
-
-
-def test_similar_tasks_are_distinguished_without_comparing_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[str] = []
-    plain = shown_module.occurs_in
-    monkeypatch.setattr(shown_module, "occurs_in", lambda part, text: compared.append(part) or plain(part, text))
-    texts = TaskTexts()
-    for at in range(1000):
-        texts.add(str(at), {"question": f"How much is {at} + 1?"})
-    assert texts.within("[[ ## question ## ]]\nHow much is 777 + 1?\n\nRespond with the answer.") == {"777"}
-    assert len(compared) < 10
 
 
 @pytest.mark.parametrize(
@@ -92,36 +80,6 @@ def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any,
     assert rollout.transitions[0].shown_tasks == (task_key(demo),)
 
 
-def test_a_text_shared_by_tasks_counts_for_all_that_it_may_belong_to() -> None:
-    texts = TaskTexts()
-    for at in range(20):
-        texts.add(
-            f"t{at}",
-            {"question": f"Where does customer {at} of it live?", "rules": "Answer in one short word, please."},
-        )
-    assert texts.within("Answer in one short word, please.\nWhere does customer 3 of it live?") == {"t3"}
-    assert texts.within("Answer in one short word, please.") == frozenset(), "a text of all tasks tells nobody's"
-    twins = TaskTexts()
-    twins.add("north", {"question": "Where does customer 3 of it live?", "document": "The long document of the north."})
-    twins.add("south", {"question": "Where does customer 3 of it live?", "document": "The long document of the south."})
-    prompt = "question: Where does customer 3 of it live?"
-    assert twins.within(prompt) == {"north", "south"}, "it may be either's"
-    assert twins.within(f"{prompt}\ndocument: The long document of the south.") == {"south"}
-    assert twins.tasks_in([prompt], own_task="north") == (), "the question is its own"
-    assert twins.tasks_in([prompt], own_task="other", inputs={"question": "Where does customer 3 of it live?"}) == ()
-
-
-def test_a_demonstration_of_a_later_step_is_found_by_its_earlier_prompt() -> None:
-    texts = TaskTexts()
-    texts.add("t", {"question": "Where does the customer live?"})
-    later = "[[ ## working ## ]]\nnotes that do not name the question"
-    texts.record_prompt("t", ["instructions", f"{later}\n\nRespond with the corresponding output fields."])
-    assert texts.tasks_in(["instructions", later, "an answer", "[[ ## working ## ]]\nothers\n\nRespond with ..."]) == (
-        "t",
-    )
-    assert texts.tasks_in(["instructions", later, "an answer", "q"], own_task="t") == ()
-
-
 # -- recording
 
 
@@ -146,28 +104,6 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
     assert manifest["shown"]["tasks"]
     assert set(manifest["shown"]["tasks"]) <= {task(at) for at in range(12)}
     assert manifest["shown"]["people"]
-
-
-def test_calls_of_a_loaded_artifact_record_the_tasks_of_its_demonstrations(job: dict[str, Any]) -> None:
-    made = assay.compile("p.py:One", optimizer="labeled", out="a", gate=False, **job)
-    Path("other.jsonl").write_text(
-        "".join(
-            json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)
-        )
-    )
-    assay.evaluate(
-        str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}}
-    )
-    tasks = set(json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"])
-    with Store("new/s.db") as store:
-        calls = [
-            call
-            for r in store.rollouts()
-            for call in store.rollout(r.id).transitions
-            if len(call.request.get("messages", [])) > 1
-        ]
-    assert calls
-    assert all(set(call.shown_tasks) >= tasks for call in calls)
 
 
 # -- loaded artifacts

@@ -14,11 +14,9 @@ from assay.errors import ConfigError, DataError, MissingExtra
 from assay.models.cache import ResponseCache
 from assay.models.lora.adapters import find_adapter, keep_adapter
 from assay.optimizers.finetuning.sft import SFTSettings, train_sft
-from assay.traces import Rollout, Store, Transition
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import GateReport, Gates, UngatedExport
+from assay.traces import Store
+from assay.traces.export.settings import GateReport, Gates, Selection, UngatedExport
 from assay.traces.privacy import gazetteers as privacy_gazetteers
-from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 BOTH = Selection(tenants=("north", "south"))
@@ -71,37 +69,6 @@ def test_exports_of_a_tenant_show_no_tasks_of_others_or_without_consent(job: dic
     assert all(int(row["task_type"] == "default") for row in rows)
     left_out = json.loads(Path("out/manifest.json").read_text())["left_out"]
     assert any(reason.startswith("calls whose prompt shows") for reason in left_out)
-
-
-def test_tasks_in_calls_of_other_recorders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Store("s.db") as store:
-        store_splits(store, {"train": [task(at) for at in range(4)]})
-        for at, options in enumerate(({"tenant": "south"}, {"consent": "no"}, {}, {})):
-            demo = (
-                [{"role": "user", "content": f"An example. {question(at - 2)}"}, {"role": "assistant", "content": "7"}]
-                if at == 2
-                else []
-            )
-            messages = [*demo, {"role": "user", "content": question(at)}]
-            response = {
-                "body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}
-            }
-            rollout = Rollout(
-                task_id=str(at),
-                status="done",
-                score=1.0,
-                source="gateway",
-                model="m",
-                inputs={"question": question(at)},
-                **options,
-            )
-            store.put_rollout(rollout)
-            request = {"dialect": "chat", "body": {"model": "m", "messages": messages}}
-            store.put_transition(
-                rollout.id, Transition(t=0, model="m", weights="w", request=request, response=response, output="7")
-            )
-    assert {row["task"] for row in exported_rows("s.db")[0]} == {"3"}  # 2 shows a task of the tenant south
 
 
 # -- erasure

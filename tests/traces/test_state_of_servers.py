@@ -178,30 +178,6 @@ def test_what_is_not_on_record_leaves_the_rollout_unscored(more: dict[str, Any])
     assert (rollout.score, rollout.failure) == (None, FailureKind.RECORD)
 
 
-def test_items_of_every_kind_are_resolved_and_tool_calls_keep_their_results() -> None:
-    call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
-    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
-    first = {"dialect": "responses", "body": {"input": [{**user("one"), "id": "in_1", "type": "message"}]}}
-    result = {"type": "function_call_output", "call_id": "c1", "output": "3"}
-    second = {"dialect": "responses", "body": {"input": [named("in_1"), named("rs_1"), named("fc_1"), result]}}
-    _, full = full_requests([(first, response("resp_1", thought, call)), (second, {})])
-    assert full is not None
-    assert [m["role"] for m in chat_messages(full)] == ["user", "assistant", "tool"]
-
-
-@pytest.mark.parametrize("kept", [{"conversation": "conv_1"}, {"previous_response_id": "resp_1"}])
-def test_a_call_that_continues_an_unfinished_response_is_not_on_record(kept: dict[str, Any]) -> None:
-    first = {"dialect": "responses", "body": {"input": "one", "background": True, "conversation": "conv_1"}}
-    second = {"dialect": "responses", "body": {"input": "two", **kept}}
-    later = response("resp_2", message("msg_2", "a2"))
-    unread = response("resp_1", status="queued")
-    assert full_requests([(first, unread), (second, later)])[1] is None
-    read = response("resp_1", message("msg_1", "a1"))
-    full = full_requests([(first, read), (second, later)])[1]
-    assert full is not None
-    assert [m["content"] for m in chat_messages(full)] == ["one", "a1", "two"]
-
-
 def conversation() -> list[Transition]:
     """Two calls whose second names the items of the first."""
     later = [user("one"), {"id": "msg_1"}, user("I still need two")]
@@ -241,28 +217,6 @@ def test_checks_of_conversations_read_what_the_server_keeps() -> None:
 # -- background responses
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_background_response_is_the_answer_of_its_call(stage_of: Callable[[Server], Stage], streamed: bool) -> None:
-    stage = stage_of(Server())
-    begun = stage.ask(user("one"), background=True)
-    (call,) = stage.run().transitions
-    assert (call.output, call.failure) == ("", FailureKind.RECORD)
-    assert str(score_of(stage.run())) == "nan"
-    if streamed:
-        assert list(stage.client.responses.retrieve(begun.id, stream=True, starting_after=3))
-    else:
-        assert [stage.client.responses.retrieve(begun.id).status for _ in range(3)] == [
-            "in_progress", "completed", "completed",
-        ]  # fmt: skip
-    rollout = stage.run()
-    (call,) = rollout.transitions
-    assert (call.output, call.error, call.failure, call.completion_tokens) == ("a1", None, None, 2)
-    assert rollout.prediction == {"answer": "a1"}
-    stage.ask(user("two"), previous_response_id=begun.id)
-    assert [t.output for t in stage.run().transitions] == ["a1", "a2"]
-    assert score_of(stage.run()) == 1.0
-
-
 def test_a_background_stream_that_broke_off_is_completed_by_reading_on(stage_of: Callable[[Server], Stage]) -> None:
     stage = stage_of(Server(polls=1))
     assert [event.type for event in stage.ask(user("one"), background=True, stream=True)] == ["response.created"]
@@ -270,18 +224,6 @@ def test_a_background_stream_that_broke_off_is_completed_by_reading_on(stage_of:
     stage.client.responses.retrieve("resp_1")
     (call,) = stage.run().transitions
     assert (call.output, call.error) == ("a1", None)
-
-
-@pytest.mark.parametrize("way", ["failed", "cancelled", "cancel"])
-def test_a_background_response_without_an_answer_is_a_failed_call(
-    stage_of: Callable[[Server], Stage], way: str
-) -> None:
-    stage = stage_of(Server(polls=1, ends="completed" if way == "cancel" else way))
-    begun = stage.ask(user("one"), background=True)
-    (stage.client.responses.cancel if way == "cancel" else stage.client.responses.retrieve)(begun.id)
-    (call,) = stage.run().transitions
-    assert (call.output, call.failure, stage.run().prediction) == ("", FailureKind.MODEL, None)
-    assert str(score_of(stage.run())) == "nan"
 
 
 def test_a_rollouts_token_reads_only_its_own_background_responses(stage_of: Callable[[Server], Stage]) -> None:

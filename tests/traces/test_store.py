@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -10,13 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pydantic
 import pytest
 import sqlalchemy as sa
 
 from assay.errors import ConfigError, FailureKind, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
-from assay.traces.store.counts import file_stats
 from assay.traces.store.listing import find_run
 from assay.traces.store.tables import metadata
 
@@ -235,40 +232,6 @@ def test_a_full_disk_is_reported_and_loses_no_stored_rows(tmp_path: Path) -> Non
     assert [r.task_id for r in store.rollouts()] == ["before"]
 
 
-def test_a_files_statistics_are_those_of_the_store(tmp_path: Path) -> None:
-    assert file_stats(tmp_path / "s.db") is None  # nothing there yet
-    with Store(tmp_path / "s.db") as store:
-        for number in range(3):
-            rollout = full_rollout()
-            rollout.id, rollout.run_id = f"{number:032x}", f"run-{number % 2}"
-            store.put_rollout(rollout)
-            store.put_transition(rollout.id, rollout.transitions[0])
-        store.flush()
-        for run_id in (None, "run-0", "run-1", "other"):
-            assert file_stats(tmp_path / "s.db", run_id) == store.stats(run_id=run_id)
-        assert store.stats()["transitions"] == 3
-    with sqlite3.connect(tmp_path / "s.db") as db:
-        db.execute("UPDATE store_revision SET version_num = '99'")
-    assert file_stats(tmp_path / "s.db") is None  # a newer store: opening it says so
-
-
-def test_changes_of_a_row_in_one_batch_are_all_made(store: Store) -> None:
-    rollout = Rollout(id="r", inputs={"q": "?"}, human_rating=0.5)
-    store.put_rollout(rollout)
-    rollout.prediction, rollout.human_rating = {"answer": "42"}, None
-    store.put_changes(rollout, without=["inputs"])
-    rollout.inputs, rollout.prediction, rollout.status = {}, {}, "done"
-    store.put_changes(rollout, without=["inputs", "prediction"])
-    store.flush()
-    stored = store.rollout("r")
-    assert (stored.inputs, stored.prediction, stored.status, stored.human_rating) == (
-        {"q": "?"},
-        {"answer": "42"},
-        "done",
-        0.5,
-    )
-
-
 @pytest.mark.postgres
 def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
     with Store(postgres_url) as store, store.engine.connect() as connection:
@@ -279,25 +242,6 @@ def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str
             .all()
         )
     assert any("rollouts_by_prefix" in line and "Scan" in line for line in plan)
-
-
-def test_a_row_that_is_written_again_is_built_once(store: Store) -> None:
-    conversions: list[str] = []
-
-    class Counted(pydantic.BaseModel):
-        @pydantic.model_serializer()
-        def told(self) -> str:
-            conversions.append("row")
-            return "told"
-
-    rollout = Rollout(inputs={"what": Counted()})
-    store.put_rollout(rollout, interim=True)
-    rollout.status = "done"
-    store.put_rollout(rollout)
-    store.flush()
-    assert conversions == ["row"]
-    stored = store.rollout(rollout.id)
-    assert (stored.status, stored.inputs) == ("done", {"what": "told"})
 
 
 def test_an_interim_row_has_the_fields_at_the_time_of_the_call(store: Store) -> None:

@@ -1,7 +1,5 @@
 """Tables of stores: created by threads and processes at once; a store of another version is refused and unchanged."""
 
-import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -11,13 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-import assay
 from assay.cli.main import group
 from assay.errors import StoreError
 from assay.traces import Store
@@ -110,39 +106,6 @@ def test_each_command_refuses_a_store_of_another_version_and_names_the_way_out(
     assert "name another store" in str(error).lower()
 
 
-def test_a_change_of_the_tables_makes_another_revision(tmp_path: Path) -> None:
-    package = tmp_path / "assay"
-    shutil.copytree(Path(assay.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    tables, found = package / "traces" / "store" / "tables.py", []
-    text = tables.read_text()
-    for changed in (
-        text,
-        text.replace("# Versions of agents.", "# Numbered versions of agents."),  # a comment is no change
-        text.replace('Column("at", Float, nullable=False)', 'Column("when", Float, nullable=False)'),
-        text.replace("CONTENT = 1", "CONTENT = 2"),
-    ):
-        tables.write_text(changed)
-        code = "from assay.traces.store.location import REVISION; print(REVISION)"
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        found.append(
-            subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-        )
-    assert found[0].decode().strip() == REVISION
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
-
-
-def test_a_study_in_the_same_database_keeps_its_own_revision(engine: sa.Engine) -> None:
-    import optuna
-
-    study = optuna.create_study(storage=_url(engine), study_name="s")
-    with Store(_url(engine)) as store:
-        assert store.stats()["rollouts"] == 0
-    study.tell(study.ask(), 1.0)
-    assert optuna.load_study(storage=_url(engine), study_name="s").best_value == 1.0
-    assert _stamp(engine) == REVISION
-
-
 OPENS = """
 import sys, time
 from assay.traces import Store
@@ -218,21 +181,6 @@ def test_a_creation_that_is_killed_leaves_an_empty_database(engine: sa.Engine) -
     assert sa.inspect(engine).get_table_names() == []
     with Store(_url(engine)) as store:
         assert store.stats()["rollouts"] == 0
-
-
-def test_a_store_that_is_up_to_date_is_opened_by_one_query(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    statements: list[str] = []
-
-    def listener(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(statement)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", listener)
-    try:
-        Store(tmp_path / "s.db").close()
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", listener)
-    assert len(statements) == 1
 
 
 def test_connections_of_the_pool_begin_transactions(tmp_path: Path) -> None:

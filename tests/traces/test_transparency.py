@@ -7,7 +7,6 @@ import queue
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 from aiohttp import web
 from transparent_stage import CALLERS_KEY, CHAT, KEY, RETURNED, Stage
@@ -40,19 +39,6 @@ def test_headers_are_forwarded_except_those_of_a_connection_and_of_the_gateway(s
     returned = {name.lower(): value for name, value in returned.items()}
     assert {name: returned.get(name.lower()) for name in RETURNED} == RETURNED
     assert "x-assay-rollout" in returned
-
-
-@pytest.mark.parametrize(("named", "tries"), [("false", 1), ("true", 3)])
-def test_a_client_retries_as_the_upstreams_headers_request(
-    stage: Stage, named: str, tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(RETURNED, "x-should-retry", named)
-    stage.echo.status = 500
-    with pytest.raises(openai.InternalServerError):
-        openai.OpenAI(base_url=f"{stage.url}/v1", api_key="x", max_retries=2).chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "a"}]
-        )
-    assert len(stage.echo.requests) == tries
 
 
 def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Stage) -> None:
@@ -173,20 +159,6 @@ def scripted(tmp_path: Path) -> Iterator[tuple[Gateway, ScriptedUpstream, str]]:
             yield gateway, upstream, url
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_azures_client_is_recorded_like_openais(scripted: tuple[Gateway, ScriptedUpstream, str], stream: bool) -> None:
-    gateway, upstream, url = scripted
-    client = openai.AzureOpenAI(azure_endpoint=url, api_key="azure-key", api_version="2024-10-21", max_retries=0)
-    answer = client.chat.completions.create(
-        model="gpt-4o", messages=[{"role": "user", "content": "hello"}], stream=stream
-    )  # type: ignore[call-overload]
-    text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
-    gateway.store.flush()
-    (transition,) = gateway.store.rollout(next(gateway.store.rollouts()).id).transitions
-    assert (text, transition.output, transition.request["dialect"]) == ("echo: hello", "echo: hello", "chat")
-    assert upstream.headers[-1]["api-key"] == "azure-key"
-
-
 def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(
     scripted: tuple[Gateway, ScriptedUpstream, str],
 ) -> None:
@@ -207,17 +179,3 @@ def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(
 def test_the_gateways_model_replaces_the_deployment(stage: Stage) -> None:
     stage.ask("POST", "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", CHAT)
     assert stage.echo.requests == [("POST", "/openai/deployments/other/chat/completions?api-version=2024-10-21")]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_completions_are_recorded_like_chats(scripted: tuple[Gateway, ScriptedUpstream, str], stream: bool) -> None:
-    gateway, _, url = scripted
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-    answer = client.completions.create(model="m", prompt="once upon a time", stream=stream)
-    text = "".join(c.choices[0].text for c in answer) if stream else answer.choices[0].text
-    gateway.store.flush()
-    rollout = gateway.store.rollout(next(gateway.store.rollouts()).id)
-    (transition,) = rollout.transitions
-    assert text == transition.output == "echo: once upon a time"
-    assert (rollout.inputs, rollout.prediction) == ({"prompt": "once upon a time"}, {"answer": text})
-    assert gateway.stats()["unrecorded"] == 0

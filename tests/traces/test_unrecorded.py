@@ -6,7 +6,6 @@ import multiprocessing
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -20,11 +19,10 @@ import litellm
 import openai
 import pytest
 import requests
-from unrecorded_clients import BODY, in_a_thread, scripted
+from unrecorded_clients import BODY, in_a_thread
 from unrecorded_clients import server as server
 
 import assay
-from assay.models import get_lm, with_recording
 from assay.models.unrecorded import Unrecorded
 from assay.traces import Recorder, Rollout
 
@@ -52,16 +50,6 @@ def by_urllib(url: str) -> None:
     urllib.request.urlopen(request, timeout=120).read()
 
 
-def by_dspy(url: str, **kwargs: Any) -> None:
-    dspy.LM("openai/m", **{"api_base": f"{url}/v1", "api_key": "k", "cache": False, "num_retries": 0, **kwargs})(
-        "hello"
-    )
-
-
-async def by_dspy_async(url: str) -> None:
-    await dspy.LM("openai/m", api_base=f"{url}/v1", api_key="k", cache=False, num_retries=0).acall("hello")
-
-
 def by_httpcore(url: str) -> None:
     httpcore.request(
         "POST",
@@ -83,10 +71,6 @@ def by_httpx2(url: str) -> None:
 def in_a_pool(function: Callable[[str], Any], url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         pool.submit(function, url).result()
-
-
-def in_a_loop_of_a_thread(url: str) -> None:
-    in_a_thread(lambda url: asyncio.run(by_dspy_async(url)), url)
 
 
 CLIENTS: dict[str, Callable[[str], Any]] = {
@@ -114,21 +98,6 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
     "another path": lambda url: httpx.post(f"{url}/ask", json=BODY),
 }
 
-# models of DSPy's, which the recorder records
-MODELS: dict[str, Callable[[str], Any]] = {
-    "dspy": by_dspy,
-    "dspy async": lambda url: asyncio.run(by_dspy_async(url)),
-    "dspy in a thread": lambda url: in_a_thread(by_dspy, url),
-    "dspy in a pool": lambda url: in_a_pool(by_dspy, url),
-    "dspy async in a thread": in_a_loop_of_a_thread,
-    "dspy over litellm": lambda url: by_dspy(url, engine="litellm"),
-    "dspy over litellm in a thread": lambda url: in_a_thread(lambda url: by_dspy(url, engine="litellm"), url),
-    "not ours": lambda url: get_lm("openai/m", api_base=f"{url}/v1", api_key="k")("hello"),
-    "not ours in a thread": lambda url: in_a_thread(get_lm("openai/m", api_base=f"{url}/v1", api_key="k"), "hello"),
-    "not ours over an engine, in a thread": lambda url: in_a_thread(with_recording(scripted()), "hello"),
-    "an engine of one's own": lambda url: scripted()("hello"),
-}
-
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_call_of_another_client_is_counted_once(server: str, name: str) -> None:
@@ -137,17 +106,6 @@ def test_a_call_of_another_client_is_counted_once(server: str, name: str) -> Non
         for _ in range(2):
             CLIENTS[name](server)
     assert (recorder.unrecorded, len(rollout.transitions)) == (Unrecorded(2), 0)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_call_of_a_model_that_the_program_made_is_recorded_once(server: str, name: str) -> None:
-    recorder = Recorder()
-    with recorder.active(), recorder.rollout(Rollout()) as rollout:
-        for _ in range(2):
-            MODELS[name](server)
-    assert recorder.unrecorded == Unrecorded(0)
-    assert [transition.error for transition in rollout.transitions] == [None, None]
-    assert all(transition.output and transition.prompt_tokens for transition in rollout.transitions)
 
 
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
@@ -235,21 +193,6 @@ def test_an_unobservable_client_makes_the_count_unknown(server: str, name: str) 
     assert recorder.unrecorded.count is None
 
 
-def test_an_older_thread_makes_the_count_of_every_open_rollout_unknown(server: str) -> None:
-    recorder, begin = Recorder(), threading.Event()
-
-    def later() -> None:
-        begin.wait(120)
-        by_socket(server)
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    with recorder.rollout(Rollout()):
-        begin.set()
-        thread.join()
-    assert recorder.unrecorded == Unrecorded(0, REASONS["socket"])
-
-
 def test_an_older_pool_of_processes_makes_the_count_unknown() -> None:
     recorder = Recorder()
     with multiprocessing.get_context("spawn").Pool(1) as pool, recorder.rollout(Rollout()):
@@ -271,18 +214,3 @@ def test_retries_and_answers_of_dspys_cache_are_recorded(server: str) -> None:
     answers = rollout.transitions[2:]
     assert [(answer.cached, answer.cost_usd) for answer in answers] == [(False, None), (True, 0.0)]
     assert answers[0].output == answers[1].output
-
-
-def test_a_thread_that_outlives_its_rollout_is_counted(server: str) -> None:
-    recorder, begin = Recorder(), threading.Event()
-
-    def later() -> None:
-        begin.wait(120)
-        by_urllib(server)
-
-    with recorder.rollout(Rollout()):
-        thread = threading.Thread(target=later)
-        thread.start()
-    begin.set()
-    thread.join()
-    assert recorder.unrecorded == Unrecorded(1)

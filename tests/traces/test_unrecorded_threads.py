@@ -63,16 +63,6 @@ def test_recorded_calls_of_a_programs_threads_belong_to_its_rollout(spread: Call
     assert recorder.unrecorded == Unrecorded(0)
 
 
-def test_calls_of_a_shared_pool_belong_to_their_rollouts() -> None:
-    recorder = Recorder()
-    lm = with_recording(scripted(), observers=[recorder.observe])
-    with ThreadPoolExecutor(1) as pool:
-        for _ in range(2):
-            with recorder.active(), recorder.rollout(Rollout()) as rollout:
-                pool.submit(lm, "hello").result()
-            assert len(rollout.transitions) == 1
-
-
 def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple[list[int], int]:
     """Call a model in a thread that is older than the rollouts.
 
@@ -99,44 +89,7 @@ def test_a_call_of_an_older_thread_belongs_to_the_only_open_rollout(tmp_path: Pa
     assert recorder.unrecorded == Unrecorded(0)
 
 
-def test_an_open_rollout_of_another_recorder_is_not_considered(tmp_path: Path) -> None:
-    opened, finished = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with Recorder().rollout(Rollout()):
-            opened.set()
-            finished.wait(120)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    opened.wait(120)
-    transitions = ask_from_outside(Recorder(), 1, tmp_path)
-    finished.set()
-    thread.join()
-    assert transitions == ([1], 0)
-
-
 def test_a_call_that_several_open_rollouts_may_have_made_is_stored_outside_and_counted(tmp_path: Path) -> None:
     recorder = Recorder()
     assert ask_from_outside(recorder, 2, tmp_path) == ([0, 0], 1)
     assert recorder.unrecorded == Unrecorded(1)
-
-
-def test_a_call_outside_rollouts_by_dspys_context_is_not_assigned_to_another_threads_rollout() -> None:
-    recorder, opened, finished = Recorder(), threading.Event(), threading.Event()
-    lm = with_recording(scripted(), observers=[recorder.observe])
-
-    def other() -> None:
-        with recorder.active(), recorder.rollout(rollout):
-            opened.set()
-            finished.wait(120)
-
-    rollout = Rollout()
-    thread = threading.Thread(target=other)
-    thread.start()
-    opened.wait(120)
-    with recorder.active():
-        lm("hello")
-    finished.set()
-    thread.join()
-    assert rollout.transitions == []

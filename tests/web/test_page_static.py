@@ -28,7 +28,7 @@ def test_own_files_name_no_other_server() -> None:
 
 def test_the_page_loads_no_heavy_package() -> None:
     code = (
-        "import assay.cli.view, assay.web.server, sys; print(' '.join(name for name in sys.modules if '.' not in name))"
+        "import assay.web.view, assay.web.server, sys; print(' '.join(name for name in sys.modules if '.' not in name))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"dspy", "torch", "litellm", "optuna", "numpy", "scipy", "rich"} == set()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pages import NOW, Scans, read
 
-from assay.api.pages import write_tune_page
+from assay.commands.tune import TuneReport
 from assay.reports.training import constant_reward
 from assay.traces import Store
 
@@ -60,8 +60,10 @@ def test_a_search_shows_its_decision_and_what_each_parameter_did(store: Store, t
 def test_why_a_search_ended_early_is_said_in_the_words_of_the_caller(tmp_path: Path) -> None:
     counts = dict.fromkeys(("trials", "complete", "pruned", "failed", "calls", "cached", "tokens", "cost_usd"), 0)
     data = {**TUNED, **counts, "stopped": "max_calls=5", "test_openings": None}
-    report: Any = SimpleNamespace(to_dict=lambda: data, config=SimpleNamespace(program="p", model="m"))
-    file = write_tune_page(tmp_path / "t.html", report, words=lambda text: text.replace("max_calls=5", "--max-calls 5"))
+    report: Any = SimpleNamespace(**data, to_dict=lambda: data, config=SimpleNamespace(program="p", model_name="m"))
+    file = TuneReport.write_page(
+        report, tmp_path / "t.html", words=lambda text: text.replace("max_calls=5", "--max-calls 5")
+    )
     assert "<dt>Stopped early</dt><dd>--max-calls 5</dd>" in file.read_text().replace("<bdi>", "").replace("</bdi>", "")
 
 

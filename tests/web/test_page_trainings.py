@@ -12,7 +12,6 @@ import pytest
 from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
-from assay.api.pages import write_training_page
 from assay.cli.main import command_of
 from assay.cli.wording import in_flags
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
@@ -181,7 +180,7 @@ def test_a_report_of_a_policy_gradient_compares_each_task_of_each_program(store:
             "Gone": {"greedy": comparison(["erased"] * 2)},
         },
     )  # fmt: skip
-    text = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db").read_text()
+    text = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db").read_text()
     headings = re.findall(r'<h2 id="tasks-\d">Tasks before and after: <bdi>(.*?)</bdi>, (.*?)</h2>', text)
     assert headings == [("Sums", "greedy"), ("Sums", "sampled"), ("Kept", "greedy"), ("Gone", "greedy")]
     assert text.count("+0.250 on 6 tasks") == 2
@@ -215,7 +214,7 @@ def test_a_report_of_a_fine_tuning_compares_each_task_of_its_two_runs(store: Sto
             )  # fmt: skip
     store.flush()
     report = fine_tuning(tmp_path, ["a-1", "b-1"])
-    text = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db").read_text()
+    text = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db").read_text()
     assert "+0.500 on 6 tasks" in text
     assert text.count('class="task line"') == 6
 
@@ -224,8 +223,8 @@ def test_a_report_names_the_flags_of_its_command(store: Store, tmp_path: Path) -
     words = partial(in_flags, command=command_of(["train", "grpo"]))
     fields: dict[str, Any] = {"alarms": ["raise max_completion=…"], "notes": ["beta=0.1 has no effect"]}
     report = PolicyReport("m+a", tmp_path, PolicySettings(), curves={"reward": {1: 0.1}}, **fields)
-    report.write_page(words)
-    file = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db", words=words)
+    report.write_own_page(words)
+    file = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db", words=words)
     for text in (file.read_text(), (tmp_path / "training.html").read_text()):
         assert "raise --max-completion<" in text
         assert "--beta 0.1 has no effect" in text
@@ -242,6 +241,6 @@ def test_a_report_of_a_long_training_is_below_its_limit(store: Store, tmp_path: 
     curves = {f"criteria/{name}": {step: step / 600 for step in range(600)} for name in "abcdefghij"}
     modes = {mode: comparison(["training"] * 2) for mode in ("greedy", "sampled")}
     report = PolicyReport("m+a", tmp_path, PolicySettings(), curves=curves, validation={"Sums": modes})
-    file = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db")
+    file = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db")
     assert file.stat().st_size < 500_000
     assert "10 more tasks are not shown" in file.read_text()

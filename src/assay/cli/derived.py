@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, short_forms
+from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, long_form, short_form, short_forms
 from assay.errors import AssayError, ConfigError, Names, spoken
 from assay.support.terminal import echo
 
@@ -40,7 +40,7 @@ def derived_command(words: str) -> click.Command | None:
     """The command or group with these words; None if there is none."""
     if words in GROUPS:
         return _Group(words, help=GROUPS[words], epilog=short_forms(words), context_settings=_HELP)
-    return _command(words) if words in COMMANDS else None
+    return _command(words) if words in {*COMMANDS, *SHORT_FORMS} else None
 
 
 class _Group(click.Group):
@@ -58,29 +58,17 @@ class _Group(click.Group):
         return derived_command(f"{self.name} {cmd_name}")
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if form := SHORT_FORMS.get(f"{self.name} {args[0]}"):
-            args = [*form.removeprefix(f"{self.name} ").split(), *args[1:]]
-        elif args[0] not in (known := self.inner([*COMMANDS, *SHORT_FORMS])):
+        if args[0] not in (known := self.inner([*COMMANDS, *SHORT_FORMS])):
             from assay.support.settings import nearest
 
             hint = f"Did you mean {near!r}?" if (near := nearest(args[0], known)) else f"There are {', '.join(known)}."
             ctx.fail(f"no command is called {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
+        _, _, name = short_form(f"{self.name} {args[0]}", args[1:]).partition(" ")
+        return args[0], self.get_command(ctx, name), args[1:]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[f"{self.name} {name}"][1]) for name in self.list_commands(ctx)])
-
-
-class PartlyDerived(click.Group):
-    """A group of which some commands are derived. It goes with the last of the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        derived = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{self.name} ")]
-        return sorted([*super().list_commands(ctx), *derived])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or derived_command(f"{self.name} {cmd_name}")
 
 
 class _Command(click.Command):
@@ -117,11 +105,14 @@ def _command(words: str) -> click.Command:
     own = {name: option for name, option in options_of(command).items() if option.flag.shown}
     takes_keys = any(option.flag.key for option in own.values())
     path, stored, broken = _project(words) if takes_keys else (None, {}, None)
+    _, fixed = long_form(words)
+    own |= {name: replace(own[name], default=value) for name, value in fixed.items()}
     options = {**own, **{name: replace(option, group="Output") for name, option in options_of(output).items()}}
     parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
 
-    run = _Run(words, command, output, options, path, stored, broken)
+    run = _Run(words, command, fixed, output, options, path, stored, broken)
     text = (command.__doc__ or "").partition("\n    Raises:")[0]
+    text = spoken(text, lambda name: _flag(options, name))
     return _Command(
         words, callback=run, params=parameters, help=text, epilog=short_forms(words), context_settings=_HELP
     )
@@ -147,7 +138,7 @@ class _Run:
 
     Attributes:
         words: of the command.
-        command: its settings class.
+        command: its settings class; `fixed` is what a short form sets.
         output: the class of what only the command line has, such as `--json`.
         options: those of both, by name.
         path: the project file, if there is one; `stored` is what it sets, `broken` what is wrong with it.
@@ -155,6 +146,7 @@ class _Run:
 
     words: str
     command: Any
+    fixed: Mapping[str, Any]
     output: Any
     options: Mapping[str, "Option"]
     path: Path | None
@@ -164,6 +156,7 @@ class _Run:
     def __call__(self, **values: Any) -> None:
         from assay.cli.options import stdout_apart
         from assay.cli.shared import Console
+        from assay.cli.wording import in_flags
         from assay.commands.project import demand_trust
         from assay.sources.trust import trusting
         from assay.support.options import options_of
@@ -186,6 +179,7 @@ class _Run:
                 if as_json:
                     context.meta["stdout"] = stack.enter_context(stdout_apart())
                     stack.enter_context(redirect_stdout(sys.stderr))
+                output.begin(context.meta.get("stdout"))
                 stack.enter_context(trusting(bool(parsed.get("trust"))))
                 if self.broken is not None:
                     raise self.broken
@@ -194,13 +188,25 @@ class _Run:
                     demand_trust(self.path, self.words, used)
                 if store := parsed.get("store"):
                     stack.enter_context(default_store(str(store)))
-                shown = {"progress": Console()} if "progress" in options_of(self.command) else {}
-                settings = self.command(**{**used, **parsed, **shown})
+                known = options_of(self.command)
+                shown: dict[str, Any] = {"progress": Console()} if "progress" in known else {}
+                shown |= {"words": in_flags} if "words" in known else {}
+                shown |= {"stdout": context.meta.get("stdout")} if "stdout" in known else {}
+                if "on_start" in known:
+                    shown["on_start"] = lambda report: _show(report, names, as_json=as_json)
+                settings = self.command(**{**self.fixed, **used, **parsed, **shown})
                 stack.enter_context(settings.scope())
-                report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
+                if getattr(output, "dry_run", False):
+                    from assay.runs.planning import plan_of
+
+                    _show(plan_of(settings), names, as_json=as_json)
+                    return
+                report = settings.run()
+                if report is None or not output.speaks:
+                    return
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
-                    _write_page(page, report, settings.store)
+                    report.write_page(page, store=getattr(settings, "store", None), words=in_flags)
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names
@@ -211,38 +217,29 @@ class _Run:
                 raise _Failure(spoken(report.failure, names))
 
 
-def _planned(settings: Any) -> "Report":
-    from assay.api.plan import plan_command
-
-    return plan_command(settings)
-
-
-def _write_page(path: str, report: Any, store: str | Path | None) -> None:
-    from assay.api.pages import write_page
-    from assay.cli.wording import in_flags
-
-    write_page(path, report, store=store, words=in_flags)
-
-
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     """Writes a report to standard output."""
     from assay.cli.shared import echo_line, print_json
     from assay.cli.wording import in_flags
     from assay.support.terminal import rich_console
 
+    lines = [] if as_json else list(report.lines())
     if as_json:
-        print_json(report.to_dict())
-        return
-    lines = list(report.lines())
-    if not lines and report.none:
+        if not report.is_stream:
+            print_json(report.to_dict(), with_key=report.has_key)
+    elif not lines and report.none:
         echo(spoken(report.none, names), err=True)
     for line in lines:
-        if isinstance(line, str):
-            (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
-        else:
+        if not isinstance(line, str):
             rich_console().print(_drawn(line))
+            continue
+        text = line if report.is_data else in_flags(spoken(line, names))
+        if report.is_list:
+            echo_line(text)
+        else:
+            echo(text, with_key=report.has_key)
     for line in report.warnings():
-        echo(spoken(line, names), err=True)
+        echo(spoken(line, names), err=True, with_key=report.has_key)
 
 
 def _drawn(table: "Table") -> Any:
@@ -267,7 +264,7 @@ def _parameter(
 
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
-    hidden = default in (None, MISSING, False, (), [], {}) or option.flag.name.startswith(" ")
+    hidden = default in (None, MISSING, False, "", (), [], {}) or option.flag.name.startswith(" ")
     shown = "" if hidden else f"default: {_default(option, default)}"
     extras = "; ".join(filter(None, (option.rule, shown)))
     text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")
@@ -282,7 +279,7 @@ def _parameter(
             metavar=_positional(option, required=required, many=many),
         )
     elif option.type is bool:
-        parameter = click.Option([_switch(option), option.name], is_flag=True, help=text)
+        parameter = click.Option([switch(option), option.name], is_flag=True, help=text)
     else:
         flags = (option.flag.name or option.flag_name).split("/")
         parameter = click.Option(
@@ -308,11 +305,11 @@ def _positional(option: "Option", *, required: bool, many: bool) -> str | None:
 
 def _default(option: "Option", value: Any) -> Any:
     if option.type is bool:
-        return (option.flag_name if value else _switch(option).rpartition("/")[2]).removeprefix("--")
+        return (option.flag_name if value else switch(option).rpartition("/")[2]).removeprefix("--")
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _switch(option: "Option") -> str:
+def switch(option: "Option") -> str:
     """The words of a switch; two where it is on by default, so that it can be turned off and, over a file, on."""
     return option.flag.name or (
         f"{option.flag_name}/--no-{option.flag_name[2:]}" if option.default else option.flag_name
@@ -351,8 +348,10 @@ def _pairs(option: "Option", words: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"must be NAME=VALUE, not {word!r}", field=option.name)
         if name in values:
             raise ConfigError(f"gives {name!r} twice", field=option.name)
-        low, _, high = text.partition(":")
+        low, colon, high = text.partition(":")
         is_text, is_pair = kind is str, kind == Pair
+        if is_pair and not colon:
+            raise ConfigError(f"must be NAME=LOW:HIGH, not {word!r}", field=option.name)
         values[name] = text if is_text else (_number(low), _number(high)) if is_pair else _literal(text)
     return values
 

@@ -17,18 +17,7 @@ from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
 _COMMANDS = {
-    "collect": "Collect groups of scored rollouts.",
-    "compile": "Compile a program's prompts against a rubric.",
-    "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
-    "judge": "Compile, audit and use judges.",
-    "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
-    "registry": "Manage versions of agents, their aliases and feature flags.",
-    "run": "Run a program or an artifact on one input, or on a file of inputs.",
-    "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
-    "train": "Train weights on exported traces.",
-    "tune": "Search the five agent parameters.",
-    "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 
 
@@ -190,7 +179,7 @@ def command_of(arguments: list[str]) -> Any:
 def how_to_continue(arguments: list[str]) -> str:
     """Message of a stopped command: what was stored, and the option that resumes it."""
     command = command_of(arguments)
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     if "--resume" in options:
         return "What was found so far is kept; --resume continues from here."
     if "--no-cache" in options and "--no-cache" not in arguments:

@@ -97,21 +97,6 @@ def name_option(help: str) -> Decorator:
     return click.option("--name", required=True, help=help)
 
 
-def rubric_option(help: str, *, required: bool = False) -> Decorator:
-    """`--rubric` of a command that takes no other setting of a job."""
-    return click.option("--rubric", required=required, metavar="R", help=help)
-
-
-def reason_option() -> Decorator:
-    """`--reason` of an order."""
-    return click.option("--reason", default="", help="Reason, stored in the history.")
-
-
-def key_option(help: str, variable: str, flag: str = "--key", *, required: bool = False) -> Decorator:
-    """A secret: from the command line or an environment variable, never stored and no setting."""
-    return click.option(flag, envvar=variable, required=required, help=help)
-
-
 def trust_option() -> Decorator:
     """`--trust`: permanently trust the artifacts that the command loads."""
 

@@ -7,17 +7,17 @@ from typing import Any, get_args, get_origin
 
 import click
 
+from assay.cli.derived import switch
 from assay.cli.main import command_of
 from assay.cli.wording import in_flags
 from assay.commands import COMMANDS as DERIVED
-from assay.commands import command_class
+from assay.commands import SHORT_FORMS, command_class, long_form
 from assay.commands.former import FORMER_COMMANDS
 from assay.models.defaults import DEFAULT_MODEL
-from assay.runs.settings import ProgramSettings
 from assay.support.options import options_of
 from assay.support.settings import Setting, settings_of
 
-COMMANDS = {**FORMER_COMMANDS, **DERIVED}
+COMMANDS = {*FORMER_COMMANDS, *DERIVED, *SHORT_FORMS}
 
 _PLAIN = (str, int, float)
 _LONGEST = 4_000  # characters of a command
@@ -88,24 +88,50 @@ def _line(words: Sequence[str]) -> str | None:
     return line if len(line) <= _LONGEST and line.isprintable() else None
 
 
-def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
-    if kind.startswith("train") and kind != "train sft":  # its rollouts are sampled at the training's own temperature
-        parameters = config.get("parameters") or {}
-        config = {**config, "parameters": {name: value for name, value in parameters.items() if name != "temperature"}}
-    if kind in DERIVED:
-        yield from _derived_arguments(kind, config)
+def _arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments and options of a command that set what a run was given."""
+    if words in FORMER_COMMANDS:
+        yield from _former_arguments(words, config)
         return
-    classes = (*FORMER_COMMANDS[kind], *((ProgramSettings,) if kind == "train sft" else ()))  # of its --program
-    known = {name: setting for settings in reversed(classes) for name, setting in settings_of(settings).items()}
+    sizes, fixed = config.get("sizes") or {}, long_form(words)[1]
+    values = {**config, "size": sizes.get(config.get("split")), **{f"{split}_size": sizes[split] for split in sizes}}
+    if words.startswith("train "):
+        values |= {"name": config.get("adapter_name"), "program": config.get("program", config.get("export"))}
+        if words != "train sft":  # its rollouts are sampled at the training's own temperature
+            parameters = (config.get("parameters") or {}).items()
+            values["parameters"] = {name: value for name, value in parameters if name != "temperature"}
+            values["program"] = None if config.get("agent") else values["program"]
+        else:
+            values["program"] = config.get("program")
+    options = options_of(command_class(words)).values()
+    for option in sorted(options, key=lambda option: (not option.positional, not option.required)):
+        value = values.get(option.name)
+        unset = DEFAULT_MODEL if option.name == "model" else option.default
+        if not option.flag.shown or option.name in fixed or value is None or value in (unset, [], {}):
+            continue
+        flag, kind = () if option.positional else (option.flag_name,), get_origin(option.type)
+        if option.type is bool:
+            yield switch(option).split("/")[0 if value else -1]
+        elif isinstance(value, Mapping) and kind is Mapping:
+            for name, item in value.items():
+                yield from (*flag, f"{name}={':'.join(map(_text, item)) if isinstance(item, list) else _text(item)}")
+        elif isinstance(value, list) and kind is Sequence:
+            texts = [_text(item) for item in value]
+            for text in [",".join(texts)] if option.flag.commas else texts:
+                yield from (*flag, text)
+        else:
+            yield from (*flag, _text(value))
+
+
+def _former_arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """As `_arguments`, of a command of the former settings classes. It goes with the last of them."""
+    known = {
+        name: setting for settings in reversed(FORMER_COMMANDS[kind]) for name, setting in settings_of(settings).items()
+    }
     for parameter in command_of(kind.split()).params:
         name = str(parameter.name)
-        if name == "name" and isinstance(config.get("adapter_name"), str):
-            yield from ("--name", config["adapter_name"])
-            continue
         if isinstance(parameter, click.Argument):
             value = config.get(name)
-            if name == "program" and kind.startswith("train"):
-                value = None if config.get("agent") else config.get("program", config.get("export"))
             if isinstance(value, _PLAIN):
                 yield str(value)
             elif value is not None or parameter.required:
@@ -120,28 +146,6 @@ def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
     sizes = config.get("sizes") or {}
     if sizes and any(option.name == "size" for option in command_of(kind.split()).params):
         yield from ("--size", str(next(iter(sizes.values()))))
-
-
-def _derived_arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
-    sizes = config.get("sizes") or {}
-    values = {**config, "size": sizes.get(config.get("split")), **{f"{split}_size": sizes[split] for split in sizes}}
-    known = options_of(command_class(words))
-    for parameter in command_of(words.split()).params:
-        name = str(parameter.name)
-        value = values.get(name)
-        unset = (None, DEFAULT_MODEL) if name == "model" else (None, known[name].default if name in known else None)
-        if name not in known or value in unset:
-            continue
-        if known[name].positional:
-            yield _text(value)
-            continue
-        flag = max(parameter.opts, key=len)
-        if known[name].type is bool:
-            yield flag if value else parameter.secondary_opts[0]
-        elif isinstance(value, Mapping) and get_origin(known[name].type) is Mapping:
-            yield from itertools.chain.from_iterable((flag, f"{key}={_text(item)}") for key, item in value.items())
-        else:
-            yield from (flag, _text(value))
 
 
 def _is_default(setting: Setting, value: Any) -> bool:

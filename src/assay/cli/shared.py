@@ -199,16 +199,3 @@ class Console:
 def pop_values(values: dict[str, Any], *names: str) -> list[Any]:
     """Takes the named flags out of `values`, in order."""
     return [values.pop(name) for name in names]
-
-
-def show_judges(judges: list[dict[str, Any]]) -> None:
-    """Prints the watches of judges with their newest replays."""
-    for row in judges:
-        mark = {True: "ok", False: "ALARM", None: "–"}[row["ok"]]
-        if row["error"]:
-            result = f"anchors could not be replayed: {row['error']}"
-        elif row["drift"] is None:
-            result = "anchors not replayed so far"
-        else:
-            result = f"drift {row['drift']:.3f}, limit {row['limit']:g} ({row['n']} anchors)"
-        echo(f"{mark:5}  judge {row['judge']}: {result}")

@@ -1,63 +1,14 @@
 """Options that do not exist: which one was probably meant, and which other command has it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from difflib import get_close_matches
 
 import click
 
+from assay.support.meant import MEANT, meant
+
 _INSTEAD = {"--state": "Compile the program with it, and give the artifact to this command."}
-_SIZES = ("--train-size", "--val-size", "--gate-size", "--test-size")
 _ALIKE = 0.75  # of two names, from 0 to 1
-# Names that other tools have, and those that may be meant; of these the first that a command has is named.
-MEANT: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(
-        ("--limit", "--n", "-n", "--num", "--count", "--num-examples", "--max-examples", "--max-samples", "--sample"),
-        ("--size", "--limit", "--trials", *_SIZES),
-    ),
-    **dict.fromkeys(
-        ("--output", "-o", "--output-dir", "--output-file", "--out-dir", "--out-file", "--dest"), ("--out", "--report")
-    ),
-    **dict.fromkeys(("--html", "--page"), ("--report",)),
-    **dict.fromkeys(("--dataset", "--tasks", "--input", "--inputs", "--examples", "-d"), ("--data", "--file")),
-    **dict.fromkeys(("--trainset", "--valset", "--devset", "--testset", "--train", "--val"), ("--data",)),
-    **dict.fromkeys(("--state",), ()),
-    **dict.fromkeys(("--data",), ("--labels", "--file")),
-    **dict.fromkeys(("--out", "--directory", "--dir"), ("--report", "--out")),
-    **dict.fromkeys(("--metric", "--scorer", "--criteria", "--evaluator"), ("--rubric", "--objective")),
-    **dict.fromkeys(("--lm", "--llm", "--model-name", "--engine", "-m"), ("--model",)),
-    **dict.fromkeys(
-        ("--base-url", "--api-url", "--endpoint", "--openai-base-url", "--api-base"),
-        ("--api-base", "--upstream", "--judge-api-base"),
-    ),
-    **dict.fromkeys(("--upstream",), ("--api-base",)),
-    **dict.fromkeys(("--api-key", "--token"), ("--api-key-env", "--key")),
-    **dict.fromkeys(("--judge", "--grader", "--grader-model"), ("--judge-model",)),
-    **dict.fromkeys(("--teacher", "--prompt-model", "--reflection-lm", "--teacher-model"), ("--reflection-model",)),
-    **dict.fromkeys(
-        ("--num-threads", "--concurrency", "--parallel", "--num-workers", "--workers", "--jobs", "-j"),
-        ("--threads", "--workers"),
-    ),
-    **dict.fromkeys(("--budget", "--max-cost", "--max-usd", "--max-budget", "--cost"), ("--max-cost-usd",)),
-    **dict.fromkeys(("--max-requests", "--max-lm-calls", "--max-metric-calls"), ("--max-search-calls", "--max-calls")),
-    **dict.fromkeys(("--max-new-tokens", "--max-completion-tokens", "--max-output-tokens"), ("--max-completion",)),
-    **dict.fromkeys(("--timeout", "--time-limit"), ("--task-timeout", "--rollout-timeout-s")),
-    **dict.fromkeys(("--db", "--database", "--storage"), ("--store",)),
-    **dict.fromkeys(("--adapter", "--format"), ("--prompt-format", "--name")),
-    **dict.fromkeys(("--adapter-name", "--output-name"), ("--name",)),
-    **dict.fromkeys(("--num-demos", "--max-demos", "--shots", "--few-shot", "--max-bootstrapped-demos"), ("--demos",)),
-    **dict.fromkeys(("--param", "--parameter", "--temperature"), ("--set",)),
-    **dict.fromkeys(("--n-trials", "--num-trials", "--iterations"), ("--trials", "--steps")),
-    **dict.fromkeys(("--lr",), ("--learning-rate",)),
-    **dict.fromkeys(("--batch-size", "--train-batch-size"), ("--batch", "--per-device-batch-size")),
-    **dict.fromkeys(("--num-epochs", "--num-train-epochs"), ("--epochs",)),
-    **dict.fromkeys(("--max-steps", "--num-steps"), ("--steps",)),
-    **dict.fromkeys(("--rank", "--lora-rank", "-r"), ("--lora-r",)),
-    **dict.fromkeys(("--random-seed", "--random-state"), ("--seed",)),
-    **dict.fromkeys(("--min-score", "--fail-below", "--threshold"), ("--fail-under",)),
-    **dict.fromkeys(("--run-id",), ("--run",)),
-    **dict.fromkeys(("--as-json", "--json-output"), ("--json",)),
-    **dict.fromkeys(("--continue", "--resume-from"), ("--resume",)),
-}  # fmt: skip
 
 
 def explained(error: click.NoSuchOption, commands: click.Group) -> click.NoSuchOption:
@@ -67,12 +18,13 @@ def explained(error: click.NoSuchOption, commands: click.Group) -> click.NoSuchO
         commands: all commands. They are loaded only if the option's name resembles none of its own command.
     """
     name, command = error.option_name, error.ctx.command if error.ctx else commands
-    own = {option for parameter in command.params for option in parameter.opts}
-    meant = [option for option in MEANT.get(name, ()) if option in own]
-    if meant:
-        likely = [option for option in meant if option in _SIZES] if meant[0] in _SIZES else meant[:1]
-    else:  # a name of the table means something else than one that is only spelled alike, as `--max-new-tokens`
-        likely = [] if name in MEANT else get_close_matches(name, own, 3, _ALIKE)
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    flags = {str(option.name): max(option.opts or option.secondary_opts, key=len) for option in options}
+    word = name.strip("-").replace("-", "_")
+    settings = [word] if word in flags else meant(word, flags)  # a setting whose flag has another name
+    likely = [flags[setting] for setting in settings]
+    if not likely and word not in MEANT:  # a name of the table means something else than one spelled alike
+        likely = get_close_matches(name, [flag for option in options for flag in option.opts], 3, _ALIKE)
     text = f"No such option {name!r}."
     if likely:
         text += f" Did you mean {', '.join(likely)}?"

@@ -6,12 +6,9 @@ command that runs. Only what is printed is changed: nothing is decided by a mess
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-
-from assay.support.numbers import counted
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -25,23 +22,7 @@ _OPPOSITES = {
     "preflight": "no_preflight",
     "portable": "no_portable",
     "demos": "without_demos",
-    "scale": "no_scale",
 }
-
-
-def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
-    """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
-    if report is None:
-        return
-    for stage in report["stages"]:
-        line = f"stage {stage['name']}: {stage['status']}"
-        if stage["status"] != "not reached":
-            best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
-            line += f"; val {best}, needed {stage['promote_at']:g}"
-        if stage["drawn"]:
-            line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
-        yield line
-    yield f"order of the tasks: {report['path']}"
 
 
 def stop_note(stopped: str | None) -> list[str]:
@@ -97,12 +78,16 @@ def _line(line: str, options: dict[str, click.Option]) -> str:
         )
 
     def bare(match: re.Match[str]) -> str:
-        return max(options[match[0]].opts, key=len) if match[0] in options else match[0]
+        return (
+            max(options[match[0]].opts or options[match[0]].secondary_opts, key=len)
+            if match[0] in options
+            else match[0]
+        )
 
     def listed(match: re.Match[str]) -> str:
         names = re.split(r", (?:or )?", match["names"])
         return (
-            f"({', '.join(max(options[name].opts, key=len) for name in names)})"
+            f"({', '.join(max(options[name].opts or options[name].secondary_opts, key=len) for name in names)})"
             if all(name in options for name in names)
             else match[0]
         )
@@ -126,7 +111,7 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
     option = options.get(name)
     if option is None:
         return None
-    flag = max(option.opts, key=len)
+    flag = max(option.opts or option.secondary_opts, key=len)
     if value == "True":
         return flag
     if value in ("False", "None"):

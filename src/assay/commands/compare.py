@@ -1,7 +1,7 @@
 """`assay compare`: two programs or artifacts, paired, task by task."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.evaluate import Evaluate, EvaluationReport, evaluate
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
-from assay.runs.groups import JobSettings, OneSplit, Source, State
-from assay.support.numbers import counted
+from assay.runs.groups import JobSettings, Sampled, Source, State
+from assay.support.numbers import counted, figure
 from assay.support.options import Flag, function_of, options_of
-from assay.support.report import Report, Table
+from assay.support.report import Report, Table, Words
 
 if TYPE_CHECKING:
     from assay.evaluation import Gain
@@ -94,8 +94,39 @@ class CompareReport(Report):
         if data["test_openings"]:
             yield openings_line(data["test_openings"])
 
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        from assay.reports.files import (
+            ROWS,
+            called_facts,
+            opened_facts,
+            page_notes,
+            short_name,
+            spent_facts,
+            stopped_facts,
+            write_report,
+        )
+        from assay.reports.sides import sides_of
+        from assay.traces import Store
+
+        data = self.to_dict()
+        with Store(store) as opened:
+            runs = self.a.run_id, self.b.run_id
+            evaluated = [side.evaluated(opened) for side in (self.a, self.b)]
+            sides = sides_of(opened, runs, *evaluated, rows=ROWS, better_first=False)
+            opened.put_report(path, *runs)
+        labels = {"First": data["a"], "Second": data["b"]}
+        called = [fact for label in labels for fact in called_facts(labels[label], f"{label}, LM calls by model")]
+        facts = [
+            *((label, _side_text(side)) for label, side in labels.items()), ("Split", data["split"]),
+            *spent_facts(data), *called, *stopped_facts(data, words), *opened_facts(data),
+        ]  # fmt: skip
+        return write_report(
+            path, "report_compare.html", title=f"Comparison of {' and '.join(map(short_name, self.names))}",
+            facts=facts, sides=sides, notes=page_notes(data, words),
+        )  # fmt: skip
+
     def _table(self, data: dict[str, Any]) -> Table:
-        from assay.reports.markdown import figure, graded, tool_rows
+        from assay.reports.markdown import graded, tool_rows
 
         a, b = data["a"], data["b"]
         rows = [
@@ -111,11 +142,16 @@ class CompareReport(Report):
         return Table(title=title, header=("", "a", "b"), rows=rows, strong=("score",))
 
 
+def _side_text(side: dict[str, Any]) -> str:
+    state = f" with the state {side['state']}" if side["state"] else ""
+    return f"{side['program']}{state}, {side['model']}"
+
+
 class ComparisonOutput(WithPage, JobOutput):
     """Output."""
 
 
-class Compare(Reported, Trusting, InStore, OneSplit, JobSettings):
+class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
     """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of
     A, with a 95 % interval.
 
@@ -129,6 +165,7 @@ class Compare(Reported, Trusting, InStore, OneSplit, JobSettings):
     """
 
     OUTPUT: ClassVar[Any] = ComparisonOutput
+    RUNS: ClassVar[Sequence[str]] = ("a", "b")
 
     a: Annotated[Source, Flag(key=False)] = field(kw_only=False)
     """The baseline: a program or an artifact, as in `evaluate`."""

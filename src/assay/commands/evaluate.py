@@ -1,14 +1,15 @@
 """`assay evaluate`: score a program or an artifact on one split."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
-from assay.errors import AssayError, BudgetExceeded, ModelError
-from assay.runs.groups import OneSplit, ProgramJob
+from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
+from assay.runs.groups import ProgramJob, Sampled
 from assay.support.options import Flag, Share, function_of
-from assay.support.report import Report, Table
+from assay.support.report import Report, Table, Words
 
 if TYPE_CHECKING:
     from assay.datasets import Task
@@ -17,48 +18,72 @@ if TYPE_CHECKING:
     from assay.models import Meter
     from assay.models.unrecorded import Unrecorded
     from assay.runs.jobs import Job
+    from assay.runs.planning import Request
+    from assay.traces.store.evaluations import Evaluated
     from assay.traces.store.sealing import Openings
+    from assay.traces.store.store import StoreReads
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class EvaluationReport(Report):
-    """What `evaluate` returns."""
+class ScoredRuns(Report):
+    """Scored runs of a program in one job."""
 
     program: str
     evaluation: "Evaluation"
     meter: "Meter"
-    split: str
     stopped: str | None
     unrecorded: "Unrecorded"
     dropped_rows: int
-    alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.api.judge.correction.corrected_means`
-    corrected: Mapping[str, dict[str, Any]]
-    openings: "Openings | None"  # of the test split
     notes: Sequence[str]
     run_id: str
     rows: "RowFindings"
-    tasks: int  # of the split; a cap may have ended the run before all of them were scored
     called: Mapping[str, Any]  # see `Job.models`
-    held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            "result": self.unrecorded.priced(self.evaluation.report()), "split": self.split,
-            "tasks": self.tasks, "held_out": self.held_out, "data": self.rows.to_dict(),
+            "result": self.unrecorded.priced(self.evaluation.report()), "data": self.rows.to_dict(),
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
-            "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
-            "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
+            "stopped": self.stopped, "notes": list(self.notes),
             "model": self.called.get("model"), "models": self.called.get("models", []),
             **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
-    def lines(self) -> Iterator[str | Table]:
+    def limiting_lines(self, data: Mapping[str, Any]) -> Iterator[str]:
+        """What limits the result: failed runs, calls that were not recorded, notes."""
         from assay.datasets.rows import near_notes
-        from assay.reports.markdown import failure_lines, gap_lines, models_text
+        from assay.reports.markdown import failure_lines, gap_lines
         from assay.runs.ending import advised
+
+        yield from failure_lines(data["result"], is_error=True)
+        yield from gap_lines(data)
+        stopped = [f"stopped early: {advised(data['stopped'])}"] if data["stopped"] else []
+        for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
+            yield f"note: {note}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EvaluationReport(ScoredRuns):
+    """What `evaluate` returns."""
+
+    split: str
+    alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
+    # by criterion, see `assay.runs.correction.corrected_means`
+    corrected: Mapping[str, dict[str, Any]]
+    openings: "Openings | None"  # of the test split
+    tasks: int  # of the split; a cap may have ended the run before all of them were scored
+    held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **super().to_dict(), "split": self.split, "tasks": self.tasks, "held_out": self.held_out,
+            "alarms": list(self.alarms), "corrected": dict(self.corrected),
+            "test_openings": self.openings.to_dict() if self.openings else None,
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.reports.markdown import models_text
         from assay.traces.store.sealing import openings_line
 
         data = self.to_dict()
@@ -73,11 +98,57 @@ class EvaluationReport(Report):
             )
         if data["test_openings"]:
             yield openings_line(data["test_openings"])
-        yield from failure_lines(data["result"], is_error=True)
-        yield from gap_lines(data)
-        stopped = [f"stopped early: {advised(data['stopped'])}"] if data["stopped"] else []
-        for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
-            yield f"note: {note}"
+        yield from self.limiting_lines(data)
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        from assay.reports.files import (
+            opened_facts,
+            page_notes,
+            scores_of,
+            short_name,
+            spent_facts,
+            stopped_facts,
+            write_report,
+        )
+        from assay.traces import Store
+
+        data = self.to_dict()
+        result = data["result"]
+        with Store(store) as opened:
+            scores = scores_of(opened, self.run_id, self.evaluated(opened))
+            opened.put_report(path, self.run_id)
+        score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
+            result["score"], *result["interval"]
+        )  # fmt: skip
+        facts = [
+            ("Score, 95 % interval", score),
+            ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
+            *spent_facts(data), *stopped_facts(data, words), *opened_facts(data),
+        ]  # fmt: skip
+        return write_report(
+            path, "report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
+            scores=scores, notes=page_notes(data, words),
+        )  # fmt: skip
+
+    def evaluated(self, store: "StoreReads") -> "Evaluated":
+        """The rollouts of the evaluation.
+
+        Raises:
+            StoreError: the store has none of them.
+        """
+        from assay.traces.store.evaluations import evaluations_of
+
+        parts = [one for one in evaluations_of(store, self.run_id) if one.phase == "evaluate"]
+        if self.split != "all":
+            parts = [one for one in parts if one.split == self.split]
+        if not parts:
+            raise StoreError(f"the store has no rollouts of the run {self.run_id}: there is nothing to report")
+        return replace(
+            parts[0],
+            split=self.split,
+            tasks={key: task for part in parts for key, task in part.tasks.items()},
+            runs=sorted(run for part in parts for run in part.runs),
+        )
 
     def _table(self, data: Mapping[str, Any]) -> Table:
         from assay.reports.markdown import graded, thinking_row, tool_rows, type_label
@@ -104,19 +175,26 @@ class EvaluationReport(Report):
         return Table(title=title, rows=rows, strong=() if result["score"] is None else ("score",))
 
 
-class EvaluationOutput(WithPage, Planned, JobOutput):
+class ScoredOutput(Planned, JobOutput):
+    """Output."""
+
+    def finish(self, command: Any, report: Any) -> None:
+        if (reason := report.evaluation.why_unscored) is not None:
+            raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
+        super().finish(command, report)
+
+
+class EvaluationOutput(WithPage, ScoredOutput):
     """Output."""
 
     fail_under: Annotated[Share | None, Flag(metavar="SCORE")] = None
     """Exit with code 1 if the score is below this or missing (for CI)."""
 
     def finish(self, command: Any, report: Any) -> None:
-        if self.dry_run:
-            return
-        if (reason := report.evaluation.why_unscored) is not None:
-            raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
         super().finish(command, report)
-        if self.fail_under is not None and (problem := _below(report.to_dict(), self.fail_under)):
+        if self.dry_run or self.fail_under is None:
+            return
+        if problem := _below(report.to_dict(), self.fail_under):
             raise AssayError(f"the score {problem} `fail_under` {self.fail_under:g}")
 
 
@@ -132,7 +210,7 @@ def _below(data: dict[str, Any], least: float) -> str:
     return f"{score:.3f} is below" if score < least else ""
 
 
-class Evaluate(Reported, Trusting, InStore, OneSplit, ProgramJob):
+class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type.
 
     By default the tasks of `val` are scored. With several samples of each task, the agreement of its answers is part
@@ -149,11 +227,20 @@ class Evaluate(Reported, Trusting, InStore, OneSplit, ProgramJob):
     opens_as: Annotated[str | None, Flag(key=False, shown=False)] = None
     """Id that an opening of the test split is counted for, if this evaluation is part of a larger job."""
 
+    def request(self, job: "Job", each: float) -> "Request":
+        from assay.optimizers.budget import too_few_to_score
+        from assay.runs.planning import Request
+
+        sizes = job.splits.sizes()
+        small = too_few_to_score(sizes, self.split)
+        notes = [] if small is None else [f"warning: {small}"]
+        return Request(runs=self.samples * sum(sizes[name] for name in self.splits), notes=notes)
+
     def run(self) -> EvaluationReport:
-        from assay.api.judge.correction import corrected_means
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes
         from assay.runs.arguments import named
+        from assay.runs.correction import corrected_means
         from assay.runs.finished import FinishedRun
         from assay.runs.jobs import open_job
         from assay.traces.store.sealing import SEALED

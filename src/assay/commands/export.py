@@ -1,7 +1,7 @@
 """`assay export`: training data from the store, behind gates."""
 
 from collections.abc import Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,15 +9,25 @@ from annotated_types import Ge
 
 from assay.commands.groups import InExistingStore, Reported, Trusting
 from assay.errors import ConfigError
-from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.options import Flag, OneOf, Positive, Seed, Settings, Share, function_of, options_of
+from assay.traces.export.settings import (
+    METHODS,
+    Balance,
+    Credited,
+    ExportConfig,
+    Gates,
+    Gating,
+    Protected,
+    Rewarded,
+    Selected,
+    Selection,
+    Target,
+)
 
 if TYPE_CHECKING:
     from assay.traces.export.pipeline import ExportReport
-    from assay.traces.export.selection import Selection
-    from assay.traces.export.settings import Balance, Gates
 else:
-    Balance = ExportReport = Gates = Selection = Any  # so that the types can be read without the heavy packages
+    ExportReport = Any  # so that the types can be read without the heavy packages
 
 _OF_BALANCE = {
     "by": ("down", "over", "temperature"),
@@ -26,65 +36,34 @@ _OF_BALANCE = {
 }
 
 
-class Selecting(Settings):
+class Selecting(Selected):
     """Selection of rollouts."""
 
-    runs: Annotated[Sequence[str], Flag(name="--run")] = ()
-    """Only rollouts of this run; repeatable."""
-    programs: Annotated[Sequence[str], Flag(name="--program")] = ()
-    """Only rollouts of this program, by its full name as in assay traces list; repeatable."""
-    task_types: Annotated[Sequence[str], Flag(name="--task-type")] = ()
-    """Only rollouts of this task type; repeatable."""
-    sources: Annotated[Sequence[str], Flag(name="--source")] = ()
-    """Only rollouts of this source, such as program, gateway or otlp; repeatable."""
-    tenants: Annotated[Sequence[str], Flag(name="--tenant")] = ()
-    """Tenant whose rollouts are exported; repeatable. Rollouts of other tenants are left out."""
-    require_consent: bool = False
-    """Only rollouts with recorded consent."""
-    rated: bool = False
-    """Only rollouts with a human rating."""
     selection: Annotated[Selection | None, Flag(key=False, shown=False)] = None
     """An object in place of these settings."""
 
     @property
     def selected(self) -> Selection:
-        from assay.traces.export.selection import Selection
-
-        return _given(self, Selecting, "selection", Selection) or Selection(
-            runs=tuple(self.runs), programs=tuple(self.programs), task_types=tuple(self.task_types),
-            sources=tuple(self.sources), tenants=tuple(self.tenants), require_consent=self.require_consent,
-            rated=self.rated,
-        )  # fmt: skip
+        given: Selection | None = _given(self, Selected, "selection", Selection)
+        return given or Selection(**_values(self, Selected))
 
 
-class Gating(Settings):
+class Thresholds(Gating):
     """Gates: what the data must fulfil before anything is written."""
 
-    min_transitions: Annotated[int, Ge(0)] = 5000
-    """Gate: minimum number of transitions; 0 turns it off."""
-    min_clean: Share = 0.95
-    """Gate: minimum share of clean transitions."""
-    min_task_types: Annotated[int, Ge(0)] = 5
-    """Gate: minimum number of task types; 0 turns it off."""
-    gated: bool = False
-    """Enforce all gates. By default too few transitions or task types only cause a warning."""
     gates: Annotated[Gates | None, Flag(key=False, shown=False)] = None
     """An object in place of these settings."""
 
     @property
     def thresholds(self) -> Gates:
-        from assay.traces.export.settings import Gates
-
-        return _given(self, Gating, "gates", Gates) or Gates(
-            min_transitions=self.min_transitions, min_clean=self.min_clean, min_task_types=self.min_task_types,
-            gated=self.gated,
-        )  # fmt: skip
+        given: Gates | None = _given(self, Gating, "gates", Gates)
+        return given or Gates(**_values(self, Gating))
 
 
 class Balancing(Settings):
     """Balance."""
 
-    balance: Annotated[str | Balance, OneOf(("none", "down", "over", "temperature"))] = "none"
+    balance: Annotated[str | Balance, OneOf(METHODS)] = "none"
     """How rollouts are balanced over the groups of `by`. In Python also an object in place of these settings."""
     by: Annotated[Sequence[str], Flag(metavar="A,B", commas=True)] = ("task_type",)
     """Fields to balance by: task_type, difficulty, outcome."""
@@ -106,10 +85,9 @@ class Balancing(Settings):
 
     @property
     def balanced(self) -> Balance:
-        from assay.traces.export.settings import Balance
-
         if not isinstance(self.balance, str):
-            return _given(self, Balancing, "balance", Balance)
+            given: Balance = _given(self, Balancing, "balance", Balance)
+            return given
         return Balance(
             method=self.balance, by=tuple(self.by), temperature=self.balance_temperature,
             most_copies=self.most_copies, seed=self.seed,
@@ -128,19 +106,16 @@ def _given(settings: Settings, group: Any, name: str, kind: type[Any]) -> Any:
     return value
 
 
-class OutOfStore(Trusting, Selecting, Gating, Balancing, InExistingStore, Reported):
+def _values(settings: Settings, group: Any) -> dict[str, Any]:
+    """The settings of a group."""
+    return {name: getattr(settings, name) for name in options_of(group)}
+
+
+class OutOfStore(Trusting, Selecting, Thresholds, Balancing, Protected, InExistingStore, Reported):
     """Export."""
 
     out: Annotated[str | Path, Flag(metavar="DIR", key=False)]
     """Folder to write; it must not exist."""
-    privacy: Literal["auto", "patterns", "names", "presidio", "off"] = "auto"
-    """Personal data to replace. patterns: e-mail addresses, numbers and the like; names: also names of people, which
-    needs dspy-assay[privacy]; presidio: names by Presidio alone; auto: names if that extra is installed, otherwise
-    patterns; off: none."""
-    privacy_key: Annotated[str | Path | None, Flag(metavar="FILE")] = None
-    """Key file outside the export. With it the replacements are the same in every export, and can be reversed."""
-    licence: str = "not stated"
-    """Licence of the data, written into the manifest."""
 
     def check(self) -> None:
         if self.privacy == "off" and self.privacy_key is not None:
@@ -150,15 +125,15 @@ class OutOfStore(Trusting, Selecting, Gating, Balancing, InExistingStore, Report
         """Writes the rows of a kind."""
         from assay.runs.export_rewards import ExportReward, notes_of
         from assay.runs.rubric_files import portable_rubric
-        from assay.traces.export.pipeline import ExportConfig, export_traces
+        from assay.traces.export.pipeline import export_traces
 
         gates = self.thresholds
         if self.privacy == "off":  # an explicit choice, so the gate must not refuse it
             gates = replace(gates, privacy="off")
-        objects = {"kind": kind, "selection": self.selected, "gates": gates, "balance": self.balanced}
-        rows = {item.name: getattr(self, item.name) for item in fields(ExportConfig) if hasattr(self, item.name)}
-        rows |= {"privacy_key": None if self.privacy_key is None else Path(self.privacy_key), **objects}
-        config = ExportConfig(**rows | {"agents": tuple(rows.get("agents", ()))})
+        parts = {"kind": kind, "selection": self.selected, "gates": gates, "balance": self.balanced}
+        config = ExportConfig(
+            **{name: getattr(self, name) for name in options_of(ExportConfig) if hasattr(self, name)} | parts
+        )
         progress, reward = self.reporter, None if rubric is None else ExportReward(rubric)
         with self.opened() as store:
             report = export_traces(
@@ -168,42 +143,6 @@ class OutOfStore(Trusting, Selecting, Gating, Balancing, InExistingStore, Report
                 bar=lambda total: progress.bar(f"export {kind}", total),
             )  # fmt: skip
         return report if reward is None else replace(report, notes=notes_of(reward))
-
-
-class Target(Settings):
-    """Model to be trained."""
-
-    model: Annotated[str, Flag(metavar="NAME")] = DEFAULT_WEIGHTS
-    """Model to train: a hub name, a folder, embedded/NAME or embedded:FILE. Its chat template renders the rows."""
-    tools: Literal["auto", "native", "text"] = "auto"
-    """How tool calls are written. text: in the messages; native: as fields; auto: as text if the chat template ignores
-    tools, otherwise as fields."""
-
-
-class Rewarded(Settings):
-    """Good rollouts."""
-
-    min_quality: Share = 0.8
-    """Minimum rating or score of a good rollout."""
-    agents: Annotated[Sequence[str], Flag(name="--agent")] = ()
-    """Only LM calls of this agent, by the name that the program gave it; repeatable."""
-
-
-class Credited(Rewarded):
-    """Rewards of LM calls."""
-
-    returns: Literal["to_go", "episode", "step", "uniform"] = "to_go"
-    """How the reward of a rollout is assigned to its LM calls."""
-    discount: Share = 1.0
-    """Discount factor of later rewards, per LM call."""
-    group_by: Literal["group", "task"] = "group"
-    """Group of rollouts. group: as collected; task: all rollouts of a task, of any run."""
-    step_weight: float = 1.0
-    """Weight of step rewards in the return."""
-    outcome_weight: float = 1.0
-    """Weight of the outcome in the return."""
-    outcome: Literal["human", "score"] = "human"
-    """Outcome of a rollout. human: the human rating if there is one, otherwise the score; score: the score."""
 
 
 class ExportSFT(OutOfStore, Target, Rewarded):

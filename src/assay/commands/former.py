@@ -8,53 +8,14 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.datasets import SPLITS
-from assay.deployment.settings import PoolSettings
-from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
-    AdvanceSettings,
-    CollectSettings,
-    CompileSettings,
-    FidelitySettings,
-    ImpactSettings,
     ImproveSettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeScoreSettings,
-    LoopInstallSettings,
-    RunSettings,
-    ServeSettings,
-    SimulateSettings,
-    StartSettings,
-    TrainSettings,
-    TuneSettings,
-    ViewSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
 
-_NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
-_UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "compile": (CompileSettings,),
-    "run": (RunSettings,),
-    "tune": (TuneSettings, ImpactSettings),
-    "collect": (CollectSettings,),
     "improve": (ImproveSettings,),
-    "train sft": (SFTSettings,),
-    **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
-    "judge compile": (JudgeCompileSettings,),
-    "judge audit": (JudgeAuditSettings,),
-    "judge score": (JudgeScoreSettings,),
-    "judge drift": (JudgeDriftSettings,),
-    "judge fidelity": (FidelitySettings,),
-    "serve": (ServeSettings,),
-    "view": (ViewSettings,),
-    "deploy simulate": (SimulateSettings,),
-    "deploy start": (StartSettings,),
-    "deploy advance": (AdvanceSettings,),
-    "loop pool": (PoolSettings,),
-    "loop install": (LoopInstallSettings,),
 }
 
 
@@ -70,17 +31,14 @@ def former_options(command: str) -> dict[str, Option]:
     options = {name: _as_option(setting) for name, setting in settings.items()}
     if sized:
         options |= {key: option_of(key, Positive, None) for key in _size_keys(command, settings)}
-    hidden: Sequence[str] = _NOT_OF_TRAIN if command.startswith("train ") else ()
-    return {name: option for name, option in options.items() if name not in hidden}
+    return options
 
 
 def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
     """The keys for numbers of tasks: the names of the command's flags."""
-    if command in _UNSIZED:
-        return ()
     if "split" in settings:
         return ("size",)
-    return [f"{split}_size" for split in SPLITS if split != "gate" or not command.startswith("train ")]
+    return [f"{split}_size" for split in SPLITS]
 
 
 def _as_option(setting: Setting) -> Option:

@@ -1,31 +1,47 @@
 """Groups of settings that several commands share. A command inherits those that it needs."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.errors import ConfigError, LowCoverage
+from annotated_types import Ge, Le
+
+from assay.errors import AssayError, ConfigError, LowCoverage
 from assay.support.numbers import counted
 from assay.support.options import Flag, Settings, Share
 from assay.support.places import is_other_file
 
 if TYPE_CHECKING:
     from assay.evaluation import Progress
+    from assay.traces.gateway.connections import Listener
     from assay.traces.store import Store
 else:
     Progress = Any  # so that the types of the fields can be read without the heavy packages
 
 
-class Output(Settings):
+class NoJson(Settings):
+    """Output of a command that changes something and reports a line."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the report is shown."""
+        return True
+
+    def begin(self, stdout: Any) -> None:
+        """What is done before the command; `stdout` is standard output if it is JSON. May end the process."""
+
+    def finish(self, command: Any, report: Any) -> None:
+        """What is done once the report is shown; raises where it ends the command with an error."""
+
+
+class Output(NoJson):
     """Output."""
 
     json: bool = False
     """One JSON object on standard output, nothing else."""
-
-    def finish(self, command: Any, report: Any) -> None:
-        """What is done once the report is shown; raises where it ends the command with an error."""
 
 
 class JobOutput(Output):
@@ -60,10 +76,6 @@ class WithPage(Output):
             raise ConfigError("cannot be written", field="report", hint="Name a file in a folder that exists")
 
 
-class NoJson(Settings):
-    """Output of a command that changes something and reports a line."""
-
-
 class InStore(Settings):
     """Store."""
 
@@ -88,6 +100,20 @@ class InExistingStore(InStore):
         return Store(self.store)
 
 
+class NewArtifact(Settings):
+    """Result."""
+
+    out: Annotated[str | Path | None, Flag(metavar="DIR", key=False)] = None
+    """New folder to write the artifact to; by default one in .assay/artifacts."""
+
+
+class OfAgent(InStore):
+    """Store."""
+
+    agent: Annotated[str, Flag(key=False)] = field(kw_only=False)
+    """Name of the agent."""
+
+
 class Trusting(Settings):
     """Trust."""
 
@@ -98,6 +124,27 @@ class Trusting(Settings):
         from assay.sources.trust import trusting
 
         return trusting(self.trust)
+
+
+class Listening(Settings):
+    """Address."""
+
+    host: str = "127.0.0.1"
+    """Address to bind; addresses other than loopback require `key`."""
+    port: Annotated[int, Ge(0), Le(65535)] = 0
+    """Port to bind; 0 selects a free port."""
+    allow_host: Annotated[Sequence[str], Flag(metavar="NAME")] = ()
+    """Additional host name under which clients may reach this server; repeatable."""
+    key: Annotated[str | None, Flag(env="ASSAY_KEY", key=False)] = field(default=None, repr=False)
+    """Key that callers must send. An address other than loopback requires one."""
+
+    async def listen(self, listener: "Listener") -> int:
+        """Starts listening; returns the port. Raises `AssayError` if the address cannot be bound."""
+        try:
+            return await listener.start(self.host, self.port)
+        except OSError as error:
+            problem = f"cannot listen on {self.host}:{self.port}: {error.strerror or error}"
+            raise AssayError(problem, hint="Choose another `port`") from None
 
 
 class Reported(Settings):

@@ -108,7 +108,7 @@ class Index(Trusting, Reported, InStore):
 
     def run(self) -> IndexReport:
         from assay.programs.retrieval.building import IndexCounts, remove_folder
-        from assay.programs.retrieval.dense import embed_missing, embedder_of
+        from assay.programs.retrieval.index import embed_missing, embedder_of
         from assay.traces.store.connection import open_engine, url_without_password
         from assay.traces.store.location import store_url
 

@@ -1,17 +1,18 @@
-"""`assay judge lint`, `label` and `forget`: criteria that are likely mistakes, and labels of people."""
+"""`assay judge lint`, `label`, `forget` and `card`: criteria that are likely mistakes, labels of people, and cards."""
 
 import getpass
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlencode
 
-from assay.commands.groups import InStore, Trusting
-from assay.errors import ConfigError
+from assay.commands.groups import InStore, Output, Trusting, WithPage
+from assay.errors import ConfigError, NoArtifact
 from assay.runs.project_file import is_of_project
 from assay.support.numbers import counted
-from assay.support.options import Flag, Positive, Seed, function_of
-from assay.support.report import Report
+from assay.support.options import Flag, Positive, Seed, Settings, function_of
+from assay.support.report import Report, Table, Words
 from assay.support.terminal import ask, echo, rich_console
 
 if TYPE_CHECKING:
@@ -278,6 +279,69 @@ class ForgetRater(InStore):
         return ForgottenRater(rater=self.rater, removed=removed, judges=tuple(judges))
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CardReport(Report):
+    """The reliability card of a compiled judge, as `assay.judges.quality.card.reliability_card` returns it."""
+
+    judge: str
+    card: Mapping[str, Any]
+    manifest: Mapping[str, Any]  # of the artifact
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.card)
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.commands.judging import agreement_table, card_lines
+
+        yield agreement_table(self.card)
+        yield from card_lines(self.card)
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        from assay.reports.cards import card_page
+        from assay.reports.files import opened_facts, short_name, spent_facts, stopped_facts, write_report
+
+        spec, result, labels = self.manifest["judge"], self.manifest["result"], self.manifest["labels"]
+        facts = [
+            ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", self.manifest["model"]),
+            ("Compiled", f"{self.manifest['created_at']} with {result['optimizer']}, winner {result['winner']}"),
+            ("Labels", ", ".join(f"{name} {count}" for name, count in labels["sizes"].items())),
+            *opened_facts(result), *spent_facts(result), *stopped_facts(result, str),
+        ]  # fmt: skip
+        title = f"Reliability card of {spec['text'][:80] or short_name(self.judge)}"
+        page = card_page(self.card)
+        return write_report(path, "report_card.html", title=title, facts=facts, page=page, notes=result["notes"])
+
+
+class CardOutput(WithPage, Output):
+    """Output."""
+
+
+class ShowCard(Settings):
+    """Show the reliability card of a compiled JUDGE.
+
+    Raises:
+        NoArtifact: the judge has no card.
+    """
+
+    OUTPUT: ClassVar[Any] = CardOutput
+
+    judge: Annotated[str | Path, Flag(key=False)] = field(kw_only=False)
+    """Folder written by assay judge compile."""
+
+    def run(self) -> CardReport:
+        from assay.sources.artifact_files import read_json, read_manifest
+
+        path = Path(self.judge) / "card.json"
+        if not path.is_file():
+            raise NoArtifact(
+                f"{self.judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
+                "before it was measured"
+            )
+        manifest = read_manifest(Path(self.judge))  # one of another format is refused
+        return CardReport(judge=str(self.judge), card=read_json(path, path.parent), manifest=manifest)
+
+
 lint = function_of(Lint, "lint")
 label = function_of(Label, "label")
+show_card = function_of(ShowCard, "show_card")
 forget_rater = function_of(ForgetRater, "forget_rater")

@@ -4,14 +4,16 @@ The command line reads it; Python functions use it only through `assay.project_s
 else's, or that sends keys or data to another host, must be trusted (`assay.sources.trust`).
 """
 
+import functools
 import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from assay.commands import COMMANDS, command_class
+from assay.commands import COMMANDS, SHORT_FORMS, command_class, long_form
 from assay.datasets import SPLITS
 from assay.errors import ConfigError, ProjectError
 from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
@@ -69,7 +71,7 @@ def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, d
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
             merged |= {name: value for name, value in values.items() if name in options}
-    former = command not in COMMANDS  # its keyword is `sizes`
+    former = command not in {*COMMANDS, *SHORT_FORMS}  # its keyword is `sizes`
     sizes = {split: merged.pop(key) for key, split in _SIZE_KEYS.items() if former and key in merged}
     if former and "size" in merged:
         sizes[merged.get("split", options["split"].default)] = merged.pop("size")
@@ -171,29 +173,35 @@ def _forms(option: Option | None, value: Any) -> list[Any]:
         return [value]
 
 
-def commands_with_settings() -> list[str]:
+@functools.cache
+def commands_with_settings() -> Sequence[str]:
     """The commands that take settings from the file, by their words."""
     from assay.commands.former import FORMER_COMMANDS
 
-    return [*FORMER_COMMANDS, *(words for words in COMMANDS if _options(words))]
+    return [*FORMER_COMMANDS, *(words for words in (*COMMANDS, *SHORT_FORMS) if _options(words))]
 
 
-def _options(command: str) -> dict[str, Option]:
+@functools.cache
+def _options(command: str) -> Mapping[str, Option]:
     """The options that a command takes from the file, by key."""
-    if command not in COMMANDS:
+    if command not in {*COMMANDS, *SHORT_FORMS}:
         from assay.commands.former import former_options  # they load all settings classes
 
         return former_options(command)
-    return {name: option for name, option in options_of(command_class(command)).items() if option.flag.key}
+    words, fixed = long_form(command)
+    options = options_of(command_class(words))
+    return {name: option for name, option in options.items() if option.flag.key and name not in fixed}
 
 
 def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tables of a command: its group's, then its own."""
-    command_tables, table = [], tables
-    for part in command.split():
-        table = table.get(part, {})
-        command_tables.append(table)
-    return command_tables
+    """The tables of a command: its group's, that of what a short form stands for, then its own."""
+    words = [part for form in dict.fromkeys((long_form(command)[0], command)) for part in _prefixes(form)]
+    return [reduce(lambda table, part: table.get(part, {}), form.split(), tables) for form in dict.fromkeys(words)]
+
+
+def _prefixes(words: str) -> list[str]:
+    parts = words.split()
+    return [" ".join(parts[: at + 1]) for at in range(len(parts))]
 
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -228,11 +236,17 @@ def _located(folder: Path, is_path: bool, value: Any) -> Any:
     return f"{folder / name}{colon}{suffix}" if (folder / name).exists() else value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _tables(path, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProjectError(f"{path} cannot be read: {error}") from error
+
+
+@functools.lru_cache(maxsize=4)  # help about an unknown option asks for the settings of every command
+def _tables(path: Path, text: str) -> Mapping[str, Any]:
+    """The tables of a project file, checked."""
+    tables = tomllib.loads(text)
     commands = tuple(dict.fromkeys(name.split()[0] for name in commands_with_settings()))
     for name, table in tables.items():
         if not isinstance(table, dict):

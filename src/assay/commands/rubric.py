@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from assay.support.options import Settings, function_of
 from assay.support.report import Report
@@ -41,6 +41,8 @@ class ListChecks(Settings):
 
 
 def _described(name: str, check: Any) -> dict[str, Any]:
+    called = check if inspect.isfunction(check) else type(check).__call__
+    types = get_type_hints(called)  # without bounds
     arguments = [item for item in inspect.signature(check).parameters.values() if item.name not in _GIVEN]
     return {
         "name": name,
@@ -48,7 +50,7 @@ def _described(name: str, check: Any) -> dict[str, Any]:
         "arguments": [
             {
                 "name": item.name,
-                "type": inspect.formatannotation(item.annotation).replace("collections.abc.", ""),
+                "type": inspect.formatannotation(types[item.name]).replace("collections.abc.", ""),
                 "required": item.default is item.empty,
                 "default": None if item.default is item.empty else item.default,
             }

@@ -45,7 +45,10 @@ class OfProgram(OfRun):
     since: Annotated[str | None, Flag(metavar="WHEN", key=False)] = None
     """Only started since: 30m, 12h, 7d, or a date such as 2026-11-23."""
 
-    def found(self, store: "Store", *equal: str, **others: Any) -> "Iterator[Rollout]":
+    def found(
+        self, store: "Store", *equal: str, least: float | None = None, most: float | None = None,
+        limit: int | None = None,
+    ) -> "Iterator[Rollout]":  # fmt: skip
         """The rollouts of this selection, the newest first, without their LM calls.
 
         Args:
@@ -61,7 +64,9 @@ class OfProgram(OfRun):
                 equal={name: value for name, value in values.items() if value is not None},
                 program=self.program,
                 since=None if self.since is None else since(self.since),
-                **others,
+                least=least,
+                most=most,
+                limit=limit,
             )
         )
 
@@ -153,8 +158,7 @@ class ListRollouts(InExistingStore, OfProgram):
 
         with self.opened() as store:
             chosen = ("task_id", "split", "status", "source", "failure")
-            bounds = {"least": self.min_score, "most": self.max_score, "limit": self.limit}
-            rollouts = tuple(self.found(store, *chosen, **bounds))
+            rollouts = tuple(self.found(store, *chosen, least=self.min_score, most=self.max_score, limit=self.limit))
             if not rollouts:
                 check_run(store, self.run_id)
                 self._check_program(known_programs(store))

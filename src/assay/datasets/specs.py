@@ -60,6 +60,21 @@ def number_of(options: dict[str, str], name: str, default: int, *, at_least: int
     return value
 
 
+def share_of(options: dict[str, str], name: str, default: float, *, most: float = 1.0) -> float:
+    """An option that is a number from 0 to `most`.
+
+    Raises:
+        DataError: no number, or out of range.
+    """
+    try:
+        value = float(options.get(name, default))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise DataError(f"the data's option {name} is {options[name]!r}: it must be a number from 0 to {most:g}")
+    return value
+
+
 def span_of(options: dict[str, str], name: str, default: str, spec: str) -> tuple[int, int]:
     """An option that is a range of integers from 1 to 12, `LOW-HIGH` or one number.
 

@@ -32,8 +32,8 @@ from assay.programs import ADAPTERS, Agent, AgentParameters, program_state, rest
 from assay.programs.adapters import ambient_format
 from assay.programs.budgets import set_thinking
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured, is_agent
-from assay.programs.constructor import constructor_config, missing_arguments
 from assay.programs.loading import SHIPPED, program_class
+from assay.programs.state import constructor_config, missing_arguments
 from assay.sources import trust
 from assay.sources.artifact_files import (
     FORMAT,

@@ -7,8 +7,8 @@ ended writes nothing more.
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from assay.deployment.deployments import ENDED_STATUSES, Deployments
 from assay.deployment.registry import current_user
 from assay.errors import DeploymentError
+from assay.support.report import Report
 from assay.traces.store import leases
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import Lease, seconds, writing
@@ -274,9 +275,6 @@ class Figure:
     high: float | None = None
     detail: Mapping[str, Any] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Scores:
@@ -299,7 +297,7 @@ def loop_figures(
     """The seven figures of an agent.
 
     Args:
-        limits: `assay.runs.settings.loop.LoopLimits`.
+        limits: `assay.commands.loop_file.LoopLimits`.
         suite_limit: of the validation suite, where `limits` names none.
         now: seconds since the epoch.
     """
@@ -461,3 +459,35 @@ def deployment_success(deployments: Deployments, agent: str, limit: float) -> Fi
             good += 1
             kinds["promoted" if promoted else "rolled back"] += 1
     return _share("deployments", good, whole, limit, kinds)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoopRunReport(Report):
+    """What one run of a loop did.
+
+    Attributes:
+        agent: name of the agent.
+        action: `advance` (of the active deployment), `cycle`, `wait`, `held` (another process runs the loop), `stopped`
+            or `failed`.
+        reason: why the run ended there.
+        cycle: the cycle that it worked on; null if it did not come to one.
+        steps: steps that were taken in this run, each with its status and reason.
+        deployment: the active deployment; null without one.
+        dry_run: whether nothing was written.
+    """
+
+    agent: str
+    action: str
+    reason: str
+    cycle: int | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    deployment: dict[str, Any] | None = None
+    dry_run: bool = False
+
+    def lines(self) -> Iterator[str]:
+        yield from (f"{step['step']:9} {step['status']:8} {step['reason']}" for step in self.steps)
+        yield f"{self.action}: {self.reason}"
+
+    @property
+    def failure(self) -> str:
+        return "a step of the loop failed" if self.action == "failed" else ""

@@ -15,14 +15,17 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from annotated_types import Ge, Gt, Le, Lt
+
 from assay.errors import ConfigError
+from assay.support.options import Count, Items, Positive, Seconds, Settings
 from assay.support.scrubbing import add_secrets, error_text
-from assay.support.settings import Settings, one_of, parts, setting
+from assay.support.settings import one_of
 from assay.support.values import json_text
 
 # -- Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the
@@ -38,27 +41,34 @@ _WAITING = 1000  # events that wait for a hook, at most
 _HEADERS = {"Content-Type": "application/json", "User-Agent": "assay"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hook(Settings):
     """What is called on events: an address (POST with a JSON body) or a command (JSON on standard input)."""
 
-    url: str | None = setting(None, "Address of a webhook, http or https.")
-    url_env: str | None = setting(None, "Environment variable with the address, where it holds a secret.")
-    command: Sequence[str] = setting((), "Command with its arguments; run without a shell.")
-    events: Sequence[str] = setting(EVENTS, "Events that are sent.")
-    timeout_s: float = setting(5.0, "Time limit in seconds.", gt=0, le=300)
+    url: str | None = None
+    """Address of a webhook, http or https."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    url_env: str | None = None
+    """Environment variable with the address, where it holds a secret."""
+
+    command: Items[str] = ()
+    """Command with its arguments; run without a shell."""
+
+    events: Items[str] = EVENTS
+    """Events that are sent."""
+
+    timeout_s: Annotated[Seconds, Le(300)] = 5.0
+    """Time limit in seconds."""
+
+    def check(self) -> None:
         if sum((self.url is not None, self.url_env is not None, bool(self.command))) != 1:
             raise ConfigError("a hook needs one of url, url_env and command")
         if self.url is not None and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc
         ):
-            raise ConfigError(f"url={self.url!r} must be an http or https address")
+            raise ConfigError(f"must be an http or https address, not {self.url!r}", field="url")
         for name in self.events:
             if name not in EVENTS:
-                raise ConfigError(f"events={name!r} {one_of(name, EVENTS)}")
+                raise ConfigError(one_of(name, EVENTS), field="events")
 
     @property
     def name(self) -> str:
@@ -70,7 +80,7 @@ class Hook(Settings):
         return self.url if self.url_env is None else os.environ.get(self.url_env)
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value not in (None, (), [])}
+        return {name: value for name, value in vars(self).items() if value not in (None, ())}
 
 
 class Notifier:
@@ -183,35 +193,43 @@ def check_metric(name: str, *others: str) -> None:
     """Raises `ConfigError` if this is neither the name of a metric nor one of the others."""
     known = (*SCORES, *RATES, *AMOUNTS, *others)
     if name not in known and not name.startswith(("criterion:", "judge:")):
-        raise ConfigError(f"name={name!r} {one_of(name, known, other='criterion:NAME or judge:NAME')}")
+        raise ConfigError(one_of(name, known, other="criterion:NAME or judge:NAME"), field="name")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Watch(Settings):
-    """One alarm on the rollouts of the candidate, while it is deployed and after its promotion.
+    """One alarm on the rollouts of the candidate, while it is deployed and after its promotion."""
 
-    Attributes:
-        name: error_rate, parse_error_rate, tool_error_rate, refusal_rate, score, human_rating, criterion:NAME,
-            judge:NAME, latency_s, cost_usd, tokens (their medians), input_drift (how far task types and lengths of
-            inputs are from those before, in [0, 1]), or judge_drift (how far a judge's verdicts on its anchors are from
-            the frozen ones, as a share of its scale: root mean square, less the judge's own noise).
-        above, below: the limit; exactly one of them.
-        action: alarm tells the hooks, pause also stops a running deployment, rollback takes the candidate back.
-        judge, anchors, model, api_base, every_s: of judge_drift only.
-    """
+    name: str
+    """error_rate, parse_error_rate, tool_error_rate, refusal_rate, score, human_rating, criterion:NAME, judge:NAME,
+    latency_s, cost_usd, tokens (their medians), input_drift (how far task types and lengths of inputs are from those
+    before, in [0, 1]), or judge_drift (how far a judge's verdicts on its anchors are from the frozen ones, as a share
+    of its scale: root mean square, less the judge's own noise)."""
 
-    name: str = setting(help="What is watched.")
-    above: float | None = setting(None, "The alarm is given once the value is shown to be above.", ge=0)
-    below: float | None = setting(None, "The alarm is given once the value is shown to be below.", ge=0)
-    action: str = setting("alarm", "What follows.", choices=("alarm", "pause", "rollback"))
-    judge: str | None = setting(None, "Folder of a compiled judge, or a YAML file; its anchors are replayed.")
-    anchors: str | None = setting(None, "File of the frozen anchors; by default the compiled judge's own.")
-    model: str | None = setting(None, "Model of the judge; by default that of the compiled judge.")
-    api_base: str | None = setting(None, "Address of the model.")
-    every_s: float = setting(86400.0, "Seconds between two replays.", gt=0)
+    above: Annotated[float, Ge(0)] | None = None
+    """The alarm is given once the value is shown to be above. Exactly one of the two limits is given."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    below: Annotated[float, Ge(0)] | None = None
+    """The alarm is given once the value is shown to be below."""
+
+    action: Literal["alarm", "pause", "rollback"] = "alarm"
+    """What follows: alarm tells the hooks, pause also stops a running deployment, rollback takes the candidate back."""
+
+    judge: str | None = None
+    """Of judge_drift: folder of a compiled judge, or a YAML file; its anchors are replayed."""
+
+    anchors: str | None = None
+    """Of judge_drift: file of the frozen anchors; by default the compiled judge's own."""
+
+    model: str | None = None
+    """Of judge_drift: model of the judge; by default that of the compiled judge."""
+
+    api_base: str | None = None
+    """Of judge_drift: address of the model."""
+
+    every_s: Seconds = 86400.0
+    """Of judge_drift: seconds between two replays."""
+
+    def check(self) -> None:
         check_metric(self.name, INPUT_DRIFT, JUDGE_DRIFT)
         if (self.above is None) == (self.below is None):
             raise ConfigError(f"the watch of {self.name} needs one limit: above or below")
@@ -221,16 +239,15 @@ class Watch(Settings):
         self._check_judge()
 
     def _check_judge(self) -> None:
-        of_judge = [name for name in ("judge", "anchors", "model", "api_base") if getattr(self, name) is not None]
         if self.name != JUDGE_DRIFT:
-            if of_judge or self.every_s != 86400.0:
-                raise ConfigError(
-                    f"{', '.join(of_judge) or 'every_s'} would have no effect on the watch of {self.name}"
-                )
+            if unused := self.changed("judge", "anchors", "model", "api_base", "every_s"):
+                raise ConfigError(f"would have no effect on the watch of {self.name}", field=unused[0])
         elif self.judge is None or self.above is None:
             raise ConfigError(f"the watch of {JUDGE_DRIFT} needs judge (the folder of a compiled judge) and above")
         elif ":" in Path(self.judge).name:  # plans are stored in the database, so they must name no code
-            raise ConfigError(f"judge={self.judge!r} of a watch must be the folder of a compiled judge or a YAML file")
+            raise ConfigError(
+                f"must be the folder of a compiled judge or a YAML file, not {self.judge!r}", field="judge"
+            )
 
     @property
     def key(self) -> str:
@@ -242,44 +259,39 @@ class Watch(Settings):
 # -- Plan.
 
 
-TESTS = ("normal_mixture", "obrien_fleming")
-MISSING = ("alike", "bounds", "propensity")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Metric(Settings):
     """One thing that is measured on each rollout of both arms.
 
     Differences are candidate less champion, in the direction of better. Those of `latency_s`, `cost_usd` and `tokens`
     are of logarithms, so that they are relative.
-
-    Attributes:
-        name: score, human_rating, criterion:NAME, judge:NAME (values in [0, 1], higher is better); error_rate,
-            parse_error_rate, tool_error_rate, refusal_rate (the grade of a criterion with the name refusal; shares,
-            lower is better); latency_s, cost_usd, tokens (lower is better).
     """
 
-    name: str = setting("score", "Name of the metric.")
-    success_gain: float | None = setting(
-        None, "Relative gain over the champion that promotes; None for a metric that only guards.", ge=0
-    )
-    failure_loss: float = setting(
-        0.0, "Relative loss that is tolerated; a larger one, once it is shown, rolls back.", ge=0
-    )
-    failure_above: float | None = setting(
-        None, "Value of the candidate above which (below, where higher is better) it is rolled back, once it is shown."
-    )
-    horizon_s: float = setting(
-        0.0, "Only rollouts that ended this many seconds ago count, so that early rewards do not bias.", ge=0
-    )
+    name: str = "score"
+    """score, human_rating, criterion:NAME, judge:NAME (values in [0, 1], higher is better); error_rate,
+    parse_error_rate, tool_error_rate, refusal_rate (the grade of a criterion with the name refusal; shares, lower is
+    better); latency_s, cost_usd, tokens (lower is better)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    success_gain: Annotated[float, Ge(0)] | None = None
+    """Relative gain over the champion that promotes; None for a metric that only guards."""
+
+    failure_loss: Annotated[float, Ge(0)] = 0.0
+    """Relative loss that is tolerated; a larger one, once it is shown, rolls back."""
+
+    failure_above: float | None = None
+    """Value of the candidate above which (below, where higher is better) it is rolled back, once it is shown."""
+
+    horizon_s: Annotated[float, Ge(0)] = 0.0
+    """Only rollouts that ended this many seconds ago count, so that early rewards do not bias."""
+
+    def check(self) -> None:
         check_metric(self.name)
-        if self.is_amount and self.failure_above is not None and self.failure_above <= 0:
-            raise ConfigError(f"failure_above={self.failure_above!r} of {self.name} must be above 0")
-        if not self.is_amount and self.failure_above is not None and not 0 <= self.failure_above <= 1:
-            raise ConfigError(f"failure_above={self.failure_above!r} of {self.name} must be between 0 and 1")
+        if self.failure_above is None:
+            return
+        if self.is_amount and self.failure_above <= 0:
+            raise ConfigError(f"must be above 0 for {self.name}, not {self.failure_above}", field="failure_above")
+        if not self.is_amount and not 0 <= self.failure_above <= 1:
+            rule = f"must be between 0 and 1 for {self.name}, not {self.failure_above}"
+            raise ConfigError(rule, field="failure_above")
 
     @property
     def is_amount(self) -> bool:
@@ -307,35 +319,36 @@ class Metric(Settings):
         return gain * abs(champion)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Step(Settings):
     """One step of a rollout. A step ends after `requests` that are older than the horizon of every metric, and after
-    `hold_s`; one that decides ends with the gain.
+    `hold_s`; one that decides ends with the gain."""
 
-    Attributes:
-        weight: per cent of the units on the candidate. The last step is that of the whole traffic: what is missing to
-            100 is the holdback, which stays on the champion.
-    """
+    weight: Annotated[float, Ge(0), Le(100)] = 0.0
+    """Per cent of the units on the candidate; 0 with shadow. The last step is that of the whole traffic: what is
+    missing to 100 is the holdback, which stays on the champion."""
 
-    weight: float = setting(0.0, "Per cent of the units on the candidate; 0 with shadow.", ge=0, le=100)
-    shadow: bool = setting(False, "Replay recorded rollouts of the champion on the candidate; no live traffic.")
-    decides: bool = setting(False, "The step ends only when every success condition holds.")
-    requests: int = setting(
-        0, "Smallest number of rollouts of the step, of both arms; with shadow of replayed ones.", ge=0
-    )
-    max_requests: int | None = setting(
-        None, "Number of rollouts of a step that decides after which it is inconclusive and pauses.", ge=1
-    )
-    hold_s: float = setting(0.0, "Smallest duration of the step in seconds.", ge=0)
+    shadow: bool = False
+    """Replay recorded rollouts of the champion on the candidate; no live traffic."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    decides: bool = False
+    """The step ends only when every success condition holds."""
+
+    requests: Count = 0
+    """Smallest number of rollouts of the step, of both arms; with shadow of replayed ones."""
+
+    max_requests: Positive | None = None
+    """Number of rollouts of a step that decides after which it is inconclusive and pauses."""
+
+    hold_s: Annotated[float, Ge(0)] = 0.0
+    """Smallest duration of the step in seconds."""
+
+    def check(self) -> None:
         if self.shadow and (self.weight or self.decides):
             raise ConfigError("a shadow step has no weight and does not decide: leave out weight and decides")
         if not self.shadow and not self.weight:
             raise ConfigError("a step needs a weight above 0, or shadow=True")
         if self.max_requests is not None and not self.decides:
-            raise ConfigError(f"max_requests={self.max_requests!r} would have no effect on a step that does not decide")
+            raise ConfigError("would have no effect on a step that does not decide", field="max_requests")
 
     @property
     def share(self) -> float:
@@ -357,43 +370,44 @@ def _default_steps() -> tuple[Step, ...]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plan(Settings):
-    """How a candidate replaces a champion.
+    """How a candidate replaces a champion."""
 
-    Attributes:
-        steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
-        alpha: error of all claims of harm together, and of the claim of a gain.
-        events: webhooks that are called on decisions, see `assay.deployment.plan.Hook`.
-        watch: alarms, see `assay.deployment.plan.Watch`; for `watch_s` after a promotion too.
-        test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
-    """
+    steps: Items[Step] = field(default_factory=_default_steps)
+    """With weights that do not fall; at most one shadow step, the first; exactly one that decides."""
 
-    steps: Sequence[Any] = field(default_factory=_default_steps)
-    metrics: Sequence[Any] = field(default_factory=lambda: (Metric(success_gain=0.1),))
-    alpha: float = setting(0.05, "Error rate of false rollbacks, and of false promotions.", gt=0, lt=0.5)
-    test: str = setting("normal_mixture", "Test of the gain.", choices=TESTS)
-    evaluations: int = setting(5, "Number of planned evaluations, for obrien_fleming.", ge=1, le=50)
-    max_missing: float = setting(
-        0.5, "Share of rollouts without a value of a metric above which the deployment pauses.", gt=0, le=1
-    )
-    missing: str = setting(
-        "alike",
-        "What decisions assume about missing values: alike in both arms, as bad or as good as they can be (alike); "
-        "each the worst for the claim (bounds); or missing at random within stage and task type (propensity).",
-        choices=MISSING,
-    )
-    covariate: bool = setting(
-        True, "Subtract from live values what their task and unit scored before, recorded and replayed."
-    )
-    events: Sequence[Any] = ()
-    watch: Sequence[Any] = ()
-    watch_s: float = setting(604800.0, "Seconds for which a promoted candidate is watched.", ge=0)
+    metrics: Items[Metric] = field(default_factory=lambda: (Metric(success_gain=0.1),))
+    """What is measured; at least one metric promotes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, kind in (("steps", Step), ("metrics", Metric), ("events", Hook), ("watch", Watch)):
-            object.__setattr__(self, name, parts(kind, getattr(self, name), name))
+    alpha: Annotated[float, Gt(0), Lt(0.5)] = 0.05
+    """Error rate of false rollbacks, of all claims of harm together, and of false promotions."""
+
+    test: Literal["normal_mixture", "obrien_fleming"] = "normal_mixture"
+    """Test of the gain: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones."""
+
+    evaluations: Annotated[int, Ge(1), Le(50)] = 5
+    """Number of planned evaluations, for obrien_fleming."""
+
+    max_missing: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Share of rollouts without a value of a metric above which the deployment pauses."""
+
+    missing: Literal["alike", "bounds", "propensity"] = "alike"
+    """What decisions assume about missing values: alike in both arms, as bad or as good as they can be (alike); each
+    the worst for the claim (bounds); or missing at random within stage and task type (propensity)."""
+
+    covariate: bool = True
+    """Subtract from live values what their task and unit scored before, recorded and replayed."""
+
+    events: Items[Hook] = ()
+    """Webhooks that are called on decisions."""
+
+    watch: Items[Watch] = ()
+    """Alarms; for `watch_s` after a promotion too."""
+
+    watch_s: Annotated[float, Ge(0)] = 604800.0
+    """Seconds for which a promoted candidate is watched."""
+
+    def check(self) -> None:
         if named := [hook.name for hook in self.events if hook.command]:
             raise ConfigError(  # whoever may write to the store could run it elsewhere
                 f"the command {named[0]!r} cannot be a hook of a plan, because plans are stored in the database: name "
@@ -496,6 +510,6 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
     """
-    from assay.support.yaml_files import load_settings
+    from assay.support.yaml_models import load_settings
 
     return load_settings(path, Plan, "plan")

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from assay.datasets.tasks import SPLITS, Task, task_key, written_outputs
 from assay.deployment.settings import PoolSettings
 from assay.errors import DISTRIBUTION, ConfigError, DataError
 from assay.support.formats import check_format
+from assay.support.numbers import counted
 from assay.support.places import write_whole
-from assay.support.reprs import ReportRepr
+from assay.support.report import Report
 from assay.traces.export.hiding import DeclaredValues, Hider
-from assay.traces.export.selection import Selection, difficulty_of, loaded, snapshot
-from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED
+from assay.traces.export.selection import difficulty_of, drawn, loaded, permitted, snapshot
+from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED, Selection
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -121,14 +122,14 @@ class _Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PoolReport(ReportRepr):
+class PoolReport(Report):
     """A pool that was written, or would be.
 
     Attributes:
-        path: the file; None if it was only counted.
+        path: the file; null if it was only counted.
         sha256: of the file, its version.
         tasks: number of tasks.
-        new_tasks: those that `against` does not have.
+        new_tasks: tasks that `against` does not have.
         splits: number of tasks by split.
         task_types: number of tasks by task type.
         hard: tasks on which production failed, or scored below 1/3.
@@ -137,7 +138,7 @@ class PoolReport(ReportRepr):
         left_out: number of rollouts or tasks left out, by reason.
         gates: prerequisites of a training, each with its value, what is required and whether it passed.
         passed: whether all did.
-        drift: against the training data; None without any.
+        drift: against the training data; null without any.
     """
 
     path: str | None
@@ -154,8 +155,28 @@ class PoolReport(ReportRepr):
     passed: bool
     drift: dict[str, Any] | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def lines(self) -> Iterator[str]:
+        place = "not written" if self.path is None else f"{self.path} ({str(self.sha256)[:12]})"
+        splits = ", ".join(f"{name} {count}" for name, count in self.splits.items())
+        yield (
+            f"{counted(self.tasks, 'tasks')} from {counted(self.rollouts, 'rollouts')}, {self.hard} hard or failed, "
+            f"{self.new_tasks} new ({splits}): {place}"
+        )
+        for gate in self.gates:
+            state, value = "passed" if gate["passed"] else "failed", gate_value(gate)
+            yield f"  {state}  {gate['gate']:10} {value}, required {gate['required']}"
+        yield from (f"  {count} left out: {reason}" for reason, count in self.left_out.items())
+        if (drift := self.drift) is not None:
+            new, length = ", ".join(drift["new_task_types"]) or "none", drift["length"]
+            yield (
+                f"  drift: {drift['distance']:.0%} of the task types (new: {new}); median length "
+                f"{length['before']:g} -> {length['now']:g} characters (p = {length['p']:.2g})"
+            )
+
+
+def gate_value(gate: Mapping[str, Any]) -> str:
+    """The measured value of a gate, as text."""
+    return f"{gate['value']:.3g}" if isinstance(gate["value"], float) else str(gate["value"])
 
 
 def manifest_path(pool: str | Path) -> Path:
@@ -274,15 +295,14 @@ class _Pool:
         self.store.flush()
         r, forgotten = _ROLLOUTS.c, self.store.forgotten()
         since = [] if self.settings.since_days is None else [r.started_at >= now - 86400 * self.settings.since_days]
-        drawn = [
-            *self.selection.drawn(), r.version.startswith(f"{self.agent}@", autoescape=True), r.phase == "deployed",
+        conditions = [
+            *drawn(self.selection), r.version.startswith(f"{self.agent}@", autoescape=True), r.phase == "deployed",
             r.status != "running", *since,
         ]  # fmt: skip
-        permitted = self.selection.permitted()
         columns = [r.id, r.inputs_json, r.task_type, r.status, r.score, r.human_rating, r.data_subject, r.tenant]
-        query = sa.select(*columns).where(*drawn, *permitted).order_by(r.started_at, r.id)
+        query = sa.select(*columns).where(*conditions, *permitted(self.selection)).order_by(r.started_at, r.id)
         with snapshot(self.store) as connection:
-            count = sa.select(sa.func.count()).select_from(_ROLLOUTS).where(*drawn)
+            count = sa.select(sa.func.count()).select_from(_ROLLOUTS).where(*conditions)
             whole = int(connection.execute(count).scalar() or 0)
             for row in connection.execute(query).mappings():
                 self._see(row, forgotten)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,36 @@ from assay.deployment.settings import Suite
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import unproven_note, verified
 from assay.support.names import check_name
+from assay.support.numbers import counted
+from assay.support.report import Report
 from assay.support.settings import nearest
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
+_EVIDENCE = 40  # printed lines of it
 _LONGEST = 200  # of a user's name, the width of its column
 
 
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """One version of an agent. `number` counts from 1; its name is `AGENT@NUMBER`.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Version(Report):
+    """One version of an agent.
 
     Attributes:
+        name: `AGENT@NUMBER`.
+        agent: name of the agent.
+        number: counts from 1.
         artifact: absolute path of the folder.
         sha256: of its manifest, which has the hashes of all its files.
+        model: the model that it was compiled for.
+        adapters: its trained adapters.
+        parent: number of the version that it was made from.
         evidence: what it was registered with, such as gate, test and card.
         people: hashes of the data subjects whose data it holds.
+        tenant: to which it belongs.
+        registered_at: seconds since the epoch.
+        registered_by: name of the user.
     """
 
     agent: str
@@ -64,7 +76,14 @@ class Version:
         return unproven_note(self.name, self.evidence)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
+        return {"name": self.name, **super().to_dict()}
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.name}  {self.sha256[:12]}  {self.artifact}"
+
+    def warnings(self) -> Iterator[str]:
+        if self.note is not None:
+            yield f"note: {self.note}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +96,56 @@ class Alias:
     at: float
     by: str
     why: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class VersionReport(Version):
+    """A version with the history of aliases and flags of its agent.
+
+    Attributes:
+        problem: why it cannot be loaded on this machine (no folder, or a changed one); null if it can.
+        aliases: number of the version by alias, of all aliases of the agent.
+        alias_history: changes of aliases, oldest first.
+        flags: feature flags of the agent.
+        flag_history: changes of flags, oldest first.
+    """
+
+    problem: str | None
+    aliases: dict[str, int]
+    alias_history: list[Alias]
+    flags: dict[str, Any]
+    flag_history: list[dict[str, Any]]
+
+    def lines(self) -> Iterator[str]:
+        from assay.reports.results import result_lines
+        from assay.reports.texts import leaf_texts, readable
+
+        data = self.to_dict()
+        for name in ("name", "artifact", "sha256", "model", "adapters", "parent", "tenant", "registered_by"):
+            if data[name] not in (None, []):
+                yield f"{name}: {data[name]}"
+        if named := [alias for alias, number in self.aliases.items() if number == self.number]:
+            yield f"aliases: {', '.join(named)}"
+        evidence = data["evidence"]
+        result = evidence.get("result")  # of an artifact; a person may have registered anything
+        lines = list(result_lines(result)) if isinstance(result, dict) else []
+        if lines:
+            del evidence["result"]
+        lines += [f"{name}: {text}" for name, text in leaf_texts(evidence)]
+        yield "evidence (--json has all figures):" if lines else "evidence: none"
+        yield from (f"  {readable(line)[:200]}" for line in lines[:_EVIDENCE])
+        if len(lines) > _EVIDENCE:
+            yield f"  and {counted(len(lines) - _EVIDENCE, 'more lines')}"
+        for change in self.alias_history:
+            at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.at))
+            moved = f"= {change.agent}@{change.number}" if change.number else "removed"
+            yield f"{at}  {change.alias} {moved}  {change.by}: {change.why}"
+        yield from (f"flag {name} = {value}" for name, value in self.flags.items())
+
+    def warnings(self) -> Iterator[str]:
+        if self.problem is not None:
+            yield f"note: {self.problem}"
+        yield from super().warnings()
 
 
 def current_user() -> str:

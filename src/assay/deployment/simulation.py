@@ -2,9 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from assay.deployment.readings import Paired
 from assay.deployment.rollout_values import Effects, Known, fitted
 from assay.deployment.settings import Traffic
 from assay.errors import ConfigError
-from assay.support.reprs import ReportRepr
+from assay.support.report import Report
 
 _ARMS = (CHAMPION, CANDIDATE)
 _SECONDS = 1.0  # between two requests
@@ -249,7 +248,7 @@ class SimulatedDeployment:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SimulationReport(ReportRepr):
+class SimulationReport(Report):
     """Results of simulated deployments.
 
     Attributes:
@@ -272,8 +271,13 @@ class SimulationReport(ReportRepr):
     step_requests: Sequence[float] = ()
     rules: Mapping[str, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "step_requests": list(self.step_requests)}
+    def lines(self) -> Iterator[str]:
+        for name in ("promoted", "rolled_back", "undecided"):
+            yield f"{name.replace('_', ' '):12} {getattr(self, name):6.1%} of {self.runs} simulated deployments"
+        candidate = f"{self.candidate_requests_median:,.0f} of them on the candidate"
+        yield f"median of live requests: {self.requests_median:,.0f}, {candidate}"
+        yield "median by step: " + ", ".join(f"{count:,.0f}" for count in self.step_requests)
+        yield "ended by: " + ", ".join(f"{rule} {count}" for rule, count in sorted(self.rules.items()))
 
 
 Advance = Callable[[SimulatedDeployment, str, float], Decision]

@@ -7,8 +7,8 @@ Rollouts count as independent here. Decides nothing about a gain: `assay.deploym
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -19,15 +19,15 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, difference, mean_of
 from assay.deployment.plan import INPUT_DRIFT, JUDGE_DRIFT, Hook, Metric, Notifier, Watch
 from assay.deployment.pool import Profile, drift
-from assay.deployment.readings import betting, normal_mixture, stored_reading
+from assay.deployment.readings import Reading, betting, normal_mixture, stated, stored_reading
 from assay.deployment.rollout_values import columns_of, value_of
-from assay.support.numbers import signed
-from assay.support.reprs import ReportRepr
+from assay.support.numbers import counted, figure, signed
+from assay.support.report import Report
 from assay.traces.store import tables as schema
 
 # -- The watch `judge_drift`: when a judge's anchors are due, the stored results of their replays, and what these show.
 #
-# Calls no judge: `assay.api.deploy.status` does. A replay is two rows of the deployment's history with the
+# Calls no judge: `assay.commands.advancing` does. A replay is two rows of the deployment's history with the
 # action `replay`: one when it begins, so that of several processes one pays for it, and one with its numbers.
 
 
@@ -282,36 +282,82 @@ _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: th
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DeploymentReport(ReportRepr):
-    """Status of a deployment, and the decision that its numbers give now."""
+class DeploymentReport(Report):
+    """Status of a deployment, and the decision that its numbers give now.
 
-    deployment: Deployment
-    decision: Decision
+    Attributes:
+        deployment: id of the deployment.
+        agent: name of the agent.
+        champion: number of the version in production.
+        candidate: number of the version that is to replace it.
+        status: running, paused, promoted or rolled_back.
+        stage: the current step, such as `10 %`.
+        step: its number, from 1.
+        steps: number of steps.
+        share: share of the units on the candidate.
+        decision: what was decided, or with `status` what the numbers give now.
+        rule: rule of the decision.
+        reason: the rule's reason with its numbers.
+        requests: ended rollouts of the step by arm.
+        arms: for each arm the number of values, the mean with its confidence sequence, and the unscored rollouts.
+        readings: each metric as the decision saw it.
+        judges: each watch of a judge (`judge_drift`) with the result of its newest replay of anchors.
+        variance_removed: share of the variance of the difference that the covariate removed; null without one.
+    """
+
+    deployment: str
+    agent: str
+    champion: int
+    candidate: int
+    status: str
+    stage: str
+    step: int
+    steps: int
+    share: float
+    decision: str
+    rule: str
+    reason: str
+    requests: Mapping[str, int]
     arms: dict[str, dict[str, float | int | None]]
-    judges: list[dict[str, Any]] = field(default_factory=list)
-    variance_removed: float | None = None
+    readings: tuple[Reading, ...]
+    judges: list[dict[str, Any]]
+    variance_removed: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        deployment, state = self.deployment, self.deployment.state
-        return {
-            "deployment": deployment.id,
-            "agent": deployment.agent,
-            "champion": deployment.champion,
-            "candidate": deployment.candidate,
-            "status": state.status,
-            "stage": deployment.plan.steps[state.step].label,
-            "step": state.step + 1,
-            "steps": len(deployment.plan.steps),
-            "share": deployment.share,
-            "decision": self.decision.action,
-            "rule": self.decision.rule,
-            "reason": self.decision.reason,
-            "requests": dict(self.decision.requests),
-            "arms": self.arms,
-            "readings": [reading.in_units().to_dict() for reading in self.decision.readings],
-            "judges": self.judges,
-            "variance_removed": self.variance_removed,
-        }
+    def lines(self) -> Iterator[str]:
+        yield (
+            f"{self.agent}@{self.candidate} in place of {self.agent}@{self.champion}: {self.status}, step {self.step} "
+            f"of {self.steps} ({self.stage}), {self.share:.0%} on the candidate"
+        )
+        for arm, values in self.arms.items():
+            unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
+            score, low, high = (figure(values[name]) for name in ("score", "low", "high"))
+            score += "" if values["score"] is None else f", lower bound {low}, upper bound {high}"
+            yield f"  {arm:9} {counted(int(values['n'] or 0), 'rollouts'):>15}{unscored}  {score}"
+        for reading in self.readings:
+            gain, low, high = map(signed, (reading.gain, reading.low, reading.high))
+            yield (
+                f"  {reading.metric}: champion {figure(reading.champion)}, candidate {figure(reading.candidate)}, gain "
+                f"{gain}, lower bound {low}, upper bound {high}{stated(reading.missing_by)}"
+            )
+        if self.variance_removed is not None:
+            yield f"  the covariate removed {self.variance_removed:.0%} of the variance of the difference"
+        yield from judge_lines(self.judges)
+        waits = self.decision == "continue" and self.status != RUNNING
+        decision = f"last decision ({self.rule})" if waits else f"decision: {self.decision} ({self.rule})"
+        yield f"{decision}: {self.reason}"
+
+
+def judge_lines(judges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The watches of judges with their newest replays."""
+    for row in judges:
+        mark = {True: "ok", False: "ALARM", None: "–"}[row["ok"]]
+        if row["error"]:
+            result = f"anchors could not be replayed: {row['error']}"
+        elif row["drift"] is None:
+            result = "anchors not replayed so far"
+        else:
+            result = f"drift {row['drift']:.3f}, limit {row['limit']:g} ({row['n']} anchors)"
+        yield f"{mark:5}  judge {row['judge']}: {result}"
 
 
 def status_of(deployments: Deployments, name: str, now: float, decision: Decision | None = None) -> DeploymentReport:
@@ -332,8 +378,13 @@ def status_of(deployments: Deployments, name: str, now: float, decision: Decisio
             decision = _last_decision(deployments, deployment, now)
     metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
     cells = deployments.evidence(deployment.id, metric, now)
+    state, steps = deployment.state, deployment.plan.steps
     return DeploymentReport(
-        deployment=deployment, decision=decision, arms=_arms(metric, cells),
+        deployment=deployment.id, agent=deployment.agent, champion=deployment.champion, candidate=deployment.candidate,
+        status=state.status, stage=steps[state.step].label, step=state.step + 1, steps=len(steps),
+        share=deployment.share, decision=decision.action, rule=decision.rule, reason=decision.reason,
+        requests=decision.requests, arms=_arms(metric, cells),
+        readings=tuple(reading.in_units() for reading in decision.readings),
         judges=judge_watches(deployments, deployment), variance_removed=_removed(cells),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,7 @@ class Ledger:
         self._claimed: set[bytes] = set()
         self._hit: Counter[bytes] = Counter()
         self._refused: dict[tuple[bytes, int], Sent] = {}  # rows that a full disk did not take; written by `close`
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._db = self._connect(path)
-        except sqlite3.Error:
-            self._db = self._connect(None)
+        self._db = _opened(path, self._connect)
 
     @staticmethod
     def _connect(path: Path | None) -> sqlite3.Connection:
@@ -230,6 +225,16 @@ class Ledger:
             return None
 
 
+def _opened(path: Path | None, connect: Callable[[Path | None], sqlite3.Connection]) -> sqlite3.Connection:
+    """A connection to a file; to memory if the file is damaged or cannot be written."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return connect(path)
+    except sqlite3.Error:
+        return connect(None)
+
+
 class KeyLocks:
     """One lock per key: of identical concurrent requests, one is sent, and the others wait for its answer."""
 
@@ -255,9 +260,6 @@ class KeyLocks:
                     self._locks[key] = (lock, waiting - 1)
 
 
-# -- Cache.
-
-
 _FORMAT = 1  # stored as `user_version` of the file
 
 
@@ -278,12 +280,7 @@ class ResponseCache:
         self.path = path
         self.locks = KeyLocks()
         self._lock = threading.Lock()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._db = self._connect(path)
-        except sqlite3.Error:  # a damaged or unwritable file: this run caches in memory
-            self._db = self._connect(None)
+        self._db = _opened(path, self._connect)
 
     @staticmethod
     def _connect(path: Path | None) -> sqlite3.Connection:
@@ -327,82 +324,62 @@ class ResponseCache:
 
     def put(self, key: str, record: dict[str, Any], *, request: dict[str, Any] | None = None) -> None:
         """Store a record; never raises. With `request`, `forget` can find and erase it."""
-        if request is not None:
-            self._note(key, request)
+        asked = None if request is None else (_request_hash(request), bytes.fromhex(key))
         answer = zlib.compress(mask_secrets(json.dumps(record, ensure_ascii=False)).encode("utf-8", "surrogatepass"))
         try:
             with self._lock:
+                if asked is not None:
+                    self._db.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", asked)
                 self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (_row_id(key), key, answer))
         except sqlite3.Error:  # not cached: the model is called again
             pass
 
     def remove(self, key: str) -> None:
         """Remove a record, so that its request is sent again; never raises."""
-        try:
-            with self._lock:
-                self._delete(key)
-        except sqlite3.Error:
-            pass
+        with suppress(sqlite3.Error), self._lock:
+            self._delete(key)
 
-    def _note(self, key: str, request: dict[str, Any]) -> None:
+    @contextmanager
+    def _erasing(self) -> Iterator[None]:
         try:
             with self._lock:
-                self._db.execute(
-                    "INSERT OR IGNORE INTO asked VALUES (?, ?)", (_request_hash(request), bytes.fromhex(key))
-                )
-        except (sqlite3.Error, ValueError):
-            pass
+                yield
+        except (sqlite3.Error, zlib.error) as error:
+            raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
 
     def forget(self, requests: Iterable[dict[str, Any]]) -> int:
         """Erase the answers to these requests, for all weights, adapters and samples; return their number.
 
         Raises:
-            CacheError: the file could not be written.
+            CacheError: the file could not be written; so do `forget_texts` and `forget_unowned`.
         """
         removed = 0
-        try:
-            with self._lock:
-                for request in requests:
-                    digest = _request_hash(request)
-                    for (key,) in self._db.execute("SELECT key FROM asked WHERE request = ?", (digest,)).fetchall():
-                        removed += self._delete(key.hex())
-                    self._db.execute("DELETE FROM asked WHERE request = ?", (digest,))
-        except sqlite3.Error as error:
-            raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
+        with self._erasing():
+            for request in requests:
+                digest = _request_hash(request)
+                for (key,) in self._db.execute("SELECT key FROM asked WHERE request = ?", (digest,)).fetchall():
+                    removed += self._delete(key.hex())
+                self._db.execute("DELETE FROM asked WHERE request = ?", (digest,))
         return removed
 
     def forget_texts(self, found: Callable[[str], bool]) -> int:
-        """Erase the answers whose JSON `found` accepts; return their number.
-
-        Raises:
-            CacheError: the file could not be written.
-        """
-        try:
-            with self._lock:
-                self._db.execute("PRAGMA secure_delete=ON")
-                keys = [
-                    key
-                    for key, answer in self._db.execute("SELECT key, answer FROM answers")
-                    if found(zlib.decompress(answer).decode("utf-8", "surrogatepass"))
-                ]
-                for key in keys:
-                    self._db.execute("DELETE FROM asked WHERE key = ?", (bytes.fromhex(key),))
-                return sum(map(self._delete, keys))
-        except (sqlite3.Error, zlib.error) as error:
-            raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
+        """Erase the answers whose JSON `found` accepts; return their number."""
+        with self._erasing():
+            self._db.execute("PRAGMA secure_delete=ON")
+            keys = [
+                key
+                for key, answer in self._db.execute("SELECT key, answer FROM answers")
+                if found(zlib.decompress(answer).decode("utf-8", "surrogatepass"))
+            ]
+            for key in keys:
+                self._db.execute("DELETE FROM asked WHERE key = ?", (bytes.fromhex(key),))
+            return sum(map(self._delete, keys))
 
     def forget_unowned(self) -> int:
-        """Erase the answers without a recorded request and return their number: their owner is unknown.
-
-        Raises:
-            CacheError: the file could not be written.
-        """
-        try:
-            with self._lock:
-                owned = "SELECT lower(hex(key)) FROM asked"
-                return self._db.execute(f"DELETE FROM answers WHERE key NOT IN ({owned})").rowcount
-        except sqlite3.Error as error:
-            raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
+        """Erase the answers without a recorded request and return their number: their owner is unknown."""
+        with self._erasing():
+            owned = "SELECT lower(hex(key)) FROM asked"
+            return self._db.execute(f"DELETE FROM answers WHERE key NOT IN ({owned})").rowcount
 
     def _delete(self, key: str) -> int:
         return self._db.execute("DELETE FROM answers WHERE id = ? AND key = ?", (_row_id(key), key)).rowcount

@@ -4,12 +4,13 @@ A field is written under its own name. Left out are fields that are None, and em
 same. `tests/models/test_codec.py` compares it with the records of earlier versions, which used DSPy's own serializer.
 """
 
-import base64
 import dataclasses
 import functools
+import hashlib
 import json
 import mimetypes
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,154 +116,302 @@ def _adaptation(record: Mapping[str, Any]) -> Any:
 
 
 # -- Requests as bodies of OpenAI's chat API, for engines of this process, text models and media.
-#
-# What the API has no field for is refused, except settings that only advise: `top_k`, a thinking budget, caching.
 
 
-_AS_THEY_ARE = (
-    *("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "service_tier", "store"),
-)  # fields of `lm15.Config` that the API has under the same name
 _AUDIO = {"mpeg": "mp3", "wave": "wav"}  # formats of the API by MIME type
-_MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)
 
 
 def chat_body(request: lm15.Request, *, media: bool = False) -> dict[str, Any]:
     """The body of a chat request, without its model.
 
     Args:
-        media: audio and documents are written in the API's form; else they are refused as other media are.
+        media: audio and documents are written in the API's form, which DSPy refuses as it does other media.
     Raises:
         lm15.UnsupportedFeatureError: the chat API cannot carry a part or tool of the request.
     """
-    config = request.config
-    body: dict[str, Any] = {"messages": list(_messages(request, media))}
-    body |= {name: value for name in _AS_THEY_ARE if (value := getattr(config, name)) is not None}
-    if config.max_tokens is not None:
-        body["max_completion_tokens"] = config.max_tokens
-    if config.stop:
-        body["stop"] = list(config.stop)
-    if config.logprobs is not None:
-        body["logprobs"] = True
-        if config.logprobs > 0:
-            body["top_logprobs"] = config.logprobs
-    if request.tools:
-        body["tools"] = [_tool(tool) for tool in request.tools]
-    if config.tool_choice is not None:
-        body["tool_choice"] = _choice(config.tool_choice)
-        if config.tool_choice.parallel is not None:
-            body["parallel_tool_calls"] = config.tool_choice.parallel
-    if config.response_format:
-        body["response_format"] = _format(config.response_format)
-    if config.reasoning is not None:
-        body["reasoning_effort"] = "none" if config.reasoning.is_off else config.reasoning.effort
-    if config.user_id is not None:
-        body["user"] = config.user_id
-    return body | (config.extensions or {})
+    blocks: dict[str, dict[str, Any]] = {}
+
+    def marked(part: Any) -> Any:
+        """A text in place of audio or a document, which is replaced by its block below."""
+        if not isinstance(part, lm15.AudioPart | lm15.DocumentPart) or (block := _sound_or_file(part)) is None:
+            return part
+        blocks[mark := uuid.uuid4().hex] = block
+        return lm15.TextPart(mark)
+
+    if media:
+        messages = (dataclasses.replace(one, parts=tuple(map(marked, one.parts))) for one in request.messages)
+        request = dataclasses.replace(request, messages=tuple(messages))
+    body: dict[str, Any] = json.loads(_dialect().build_request(request, False).body)
+    del body["model"]
+    for row in body["messages"] if blocks else ():
+        if isinstance(content := row["content"], list):
+            row["content"] = [blocks.get(part.get("text"), part) for part in content]
+        elif content in blocks:
+            row["content"] = [blocks[content]]
+    return body
 
 
-def _messages(request: lm15.Request, media: bool) -> Iterator[dict[str, Any]]:
-    if request.system:
-        text = request.system if isinstance(request.system, str) else _text(request.system)
-        yield {"role": "system", "content": text}
-    for message in request.messages:
-        yield from _rows(message, media)
+@functools.cache
+def _dialect() -> Any:
+    """Writes bodies, and sends nothing."""
+    return lm15.OpenAIChatLM(api_key="none")
 
 
-def _rows(message: lm15.Message, media: bool) -> list[dict[str, Any]]:
-    """The messages of the API that one message becomes: each result of a tool is one of its own."""
-    if message.role == "tool":
-        results = [part for part in message.parts if isinstance(part, lm15.ToolResultPart)]
-        return [{"role": "tool", "tool_call_id": part.id, "content": _result(part)} for part in results]
-    if message.role == "assistant":
-        thoughts = (lm15.RefusalPart, lm15.ThinkingPart)
-        written = [part for part in message.parts if isinstance(part, (lm15.TextPart, *thoughts))]
-        texts = [part.text for part in written if part.text or isinstance(part, lm15.TextPart)]
-        calls = [_call(part) for part in message.parts if isinstance(part, lm15.ToolCallPart)]
-        row: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts) if texts else None}
-        return [{**row, "tool_calls": calls} if calls else row]
-    role = "system" if message.role == "developer" else message.role
-    return [{"role": role, "content": content}] if (content := _content(message, media)) != [] else []
-
-
-def _content(message: lm15.Message, media: bool) -> str | list[dict[str, Any]]:
-    parts = [part for part in message.parts if not isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart)]
-    if len(parts) == 1 and isinstance(parts[0], lm15.TextPart | lm15.DataPart):
-        return _text(parts)
-    return [
-        _image(part)
-        if isinstance(part, lm15.ImagePart)
-        else _sound_or_file(part)
-        if media and isinstance(part, lm15.AudioPart | lm15.DocumentPart)
-        else {"type": "text", "text": _text([part])}
-        for part in parts
-        if not isinstance(part, lm15.ThinkingPart)
-    ]
-
-
-def _text(parts: Iterable[Any]) -> str:
-    texts = []
-    for part in parts:
-        if isinstance(part, _MEDIA):
-            raise lm15.UnsupportedFeatureError(f"the chat API has no place for a part of type {part.type} here")
-        if isinstance(part, lm15.DataPart):
-            texts.append(json.dumps(part.value, separators=(",", ":"), ensure_ascii=False))
-        elif isinstance(part, lm15.CitationPart):
-            texts.append(" — ".join(text for text in (part.title, part.url, part.text) if text))
-        elif isinstance(part, lm15.TextPart | lm15.ThinkingPart):
-            texts.append(part.text)
-    return "\n".join(texts)
-
-
-def _image(part: lm15.ImagePart) -> dict[str, Any]:
-    if part.file_id is not None:
-        raise lm15.UnsupportedFeatureError("the chat API takes no file ids of images: pass an address or the data")
-    address = part.url
-    if address is None:
-        data = part.data if part.data is not None else base64.b64encode(part.path.read_bytes()).decode()
-        address = f"data:{part.media_type};base64,{data}"
-    return {"type": "image_url", "image_url": {"url": address, **({"detail": part.detail} if part.detail else {})}}
-
-
-def _sound_or_file(part: lm15.AudioPart | lm15.DocumentPart) -> dict[str, Any]:
+def _sound_or_file(part: lm15.AudioPart | lm15.DocumentPart) -> dict[str, Any] | None:
+    """The API's block of a part; None if it takes none by an address."""
     if isinstance(part, lm15.AudioPart) and part.data is not None:
         form = part.media_type.partition("/")[2].removeprefix("x-")
         return {"type": "input_audio", "input_audio": {"data": part.data, "format": _AUDIO.get(form, form)}}
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}}
     if part.data is None:
-        raise lm15.UnsupportedFeatureError(f"the chat API takes a part of type {part.type} by its data or file id")
+        return None
     name = f"file{mimetypes.guess_extension(part.media_type or '') or ''}"
     return {"type": "file", "file": {"filename": name, "file_data": f"data:{part.media_type};base64,{part.data}"}}
 
 
-def _result(part: lm15.ToolResultPart) -> str:
-    text = _text(part.content)
-    return f"[error] {text}" if part.is_error else text
+# -- Exact text of an answer, and the part of the provider's reply that it is read from. Does not call models.
+#
+# DSPy's engines parse part of a reply: an answer to a JSON schema may become an object (`DataPart`), and the arguments
+# of a tool call always do. Their exact text is then only in the provider's reply. The message of that reply is
+# therefore stored with the record.
 
 
-def _call(part: lm15.ToolCallPart) -> dict[str, Any]:
-    arguments = json.dumps(part.input, separators=(",", ":"))
-    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": arguments}}
+_PARSED = (lm15.DataPart, lm15.ToolCallPart)
+_TEXTS = (lm15.TextPart, lm15.RefusalPart)
+_MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, lm15.FunctionTool):
-        raise lm15.UnsupportedFeatureError(f"the chat API has no built-in tool {tool.name}")
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
+def text_of(response: lm15.Response | None) -> str:
+    """Text of an answer: text parts, structured data as the server wrote it, refusals, and references to media.
+
+    Empty if the model only called tools, only reasoned, or returned nothing. Tool calls and reasoning remain in the
+    parts of the response.
+    """
+    if response is None:
+        return ""
+    text = "".join(written for part in response.message.parts if (written := _part_text(part, response)) is not None)
+    return text + "".join(f"[{kind}: {address}]" for kind, address in _unmapped_media(response))
 
 
-def _choice(choice: lm15.ToolChoice) -> Any:
-    if choice.mode == "none" or not choice.allowed:
-        return choice.mode
-    named = [{"type": "function", "function": {"name": name}} for name in choice.allowed]
-    if len(named) == 1 and choice.mode == "required":
-        return named[0]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
+def _part_text(part: Any, response: lm15.Response) -> str | None:
+    if isinstance(part, _TEXTS):
+        return str(part.text)
+    if isinstance(part, lm15.DataPart):
+        return _data_text(part, response)
+    if isinstance(part, _MEDIA):
+        return f"[{part.type}: {_reference(part)}]"
+    return None
 
 
-def _format(described: dict[str, Any]) -> dict[str, Any]:
-    if described["type"] == "json_object":
-        return {"type": "json_object"}
-    schema = {"name": described.get("name") or "response", "schema": described["schema"]}
-    return {"type": "json_schema", "json_schema": schema | {k: described[k] for k in ("strict",) if k in described}}
+def _data_text(part: lm15.DataPart, response: lm15.Response) -> str:
+    """Text that the server wrote for a parsed value; the value as JSON if the reply is missing or differs."""
+    written = reply_text(response.provider_data)
+    try:
+        if written and json.loads(written) == part.value:
+            return written
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps(part.value, ensure_ascii=False)
+
+
+def _reference(part: Any) -> str:
+    """Reference to a media part: its address, file id or path, or the hash of inline data."""
+    for name in ("url", "file_id", "path"):
+        if (reference := getattr(part, name, None)) is not None:
+            return str(reference)
+    return f"sha256:{hashlib.sha256(str(part.data).encode()).hexdigest()}"
+
+
+def _unmapped_media(response: lm15.Response) -> Iterator[tuple[str, str]]:
+    """Images in a chat message, which DSPy's chat engine does not map to parts: pairs of kind and reference."""
+    if response.provider_data is None:
+        return
+    message = _chat_message(response.provider_data)
+    content = message.get("content")
+    for item in (*_each(content if isinstance(content, list) else None), *_each(message.get("images"))):
+        image = item.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if isinstance(url, str) and url:
+            inline = url.startswith("data:")
+            yield "image", f"sha256:{hashlib.sha256(url.encode()).hexdigest()}" if inline else url
+
+
+def _each(value: Any) -> Iterator[Mapping[str, Any]]:
+    yield from (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
+
+
+def _chat_message(reply: Any) -> Mapping[str, Any]:
+    choice = next(_each(reply.get("choices")), {}) if isinstance(reply, Mapping) else {}
+    message = choice.get("message")
+    return message if isinstance(message, Mapping) else {}
+
+
+def reply_text(reply: Any) -> str:
+    """Text of a provider's raw reply: chat completions, Responses, Anthropic messages and Gemini."""
+    if not isinstance(reply, Mapping):
+        return ""
+    if "choices" in reply:
+        content = _chat_message(reply).get("content")
+        return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in _each(content))
+    if "output" in reply:
+        parts = (
+            part
+            for item in _each(reply["output"])
+            if item.get("type") == "message"
+            for part in _each(item.get("content"))
+        )
+        return "".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text")
+    if "candidates" in reply:
+        content = next(_each(reply["candidates"]), {}).get("content")
+        written = _each(content.get("parts") if isinstance(content, Mapping) else None)
+        return "".join(str(part.get("text") or "") for part in written if not part.get("thought"))
+    return "".join(str(part.get("text") or "") for part in _each(reply.get("content")) if part.get("type") == "text")
+
+
+def failure_in(reply: Any, text: str) -> str | None:
+    """Description of the failure in a provider's reply with status 200; None if the reply is an answer or missing.
+
+    Args:
+        text: text that was parsed from the reply.
+    """
+    if not isinstance(reply, Mapping):
+        return None
+    first = next(_each(reply.get("choices")), {})
+    extra = first.get("provider_specific_fields")  # fields that litellm does not know
+    extra_error = extra.get("error") if isinstance(extra, Mapping) else None
+    if error := reply.get("error") or first.get("error") or extra_error:
+        return f"an error: {str(error)[:300]}"
+    native_error = isinstance(extra, Mapping) and extra.get("native_finish_reason") == "error"
+    if first.get("finish_reason") == "error" or native_error:
+        return "an error as its finish reason"
+    return None if text or _is_answer(reply) else f"no answer in it: {str(dict(reply))[:300]}"
+
+
+def _is_answer(reply: Mapping[str, Any]) -> bool:
+    """Whether a reply has the shape of an answer; an empty answer has it too."""
+    known = [key for key in ("choices", "output", "content", "candidates") if isinstance(reply.get(key), list)]
+    if not known or known[0] in ("output", "content"):  # these lists are empty if the model returned nothing
+        return bool(known)
+    first = next(iter(reply[known[0]]), None)
+    return isinstance(first, Mapping) and (
+        known[0] == "candidates" or isinstance(first.get("message"), Mapping) or "text" in first
+    )
+
+
+def reason_in(reply: Any) -> str:
+    """The provider's own word for why an answer ended, in its reply or in a stored response; empty if there is none."""
+    if not isinstance(reply, Mapping):
+        return ""
+    choice, candidate = next(_each(reply.get("choices")), {}), next(_each(reply.get("candidates")), {})
+    cut, prompt = reply.get("incomplete_details"), reply.get("promptFeedback")
+    words = (
+        reply.get("provider_reason"),
+        choice.get("native_finish_reason"),
+        choice.get("finish_reason"),
+        reply.get("stop_reason"),
+        cut.get("reason") if isinstance(cut, Mapping) else None,
+        candidate.get("finishReason"),
+        prompt.get("blockReason") if isinstance(prompt, Mapping) else None,
+    )
+    return next((str(word) for word in words if word), "")
+
+
+def with_completion(response: lm15.Response) -> lm15.Response:
+    """The response with the text of a text completion, which DSPy's chat engine does not read."""
+    reply = response.provider_data
+    first = next(_each(reply.get("choices")), {}) if isinstance(reply, Mapping) else {}
+    if "message" in first or not isinstance(first.get("text"), str):
+        return response
+    return dataclasses.replace(
+        response, message=dataclasses.replace(response.message, parts=(lm15.TextPart(first["text"]),))
+    )
+
+
+def stored_response(response: lm15.Response, *, logprobs: bool = True) -> dict[str, Any]:
+    """The canonical response in the form that is stored.
+
+    Of the provider's reply only the message is stored, and only if the parts do not contain its exact text: token
+    alternatives, usage and ids would be stored twice, and are most of its size.
+    """
+    if not logprobs and response.logprobs is not None:
+        response = dataclasses.replace(response, logprobs=None)
+    record: dict[str, Any] = response_to_dict(response)
+    word = reason_in(response.provider_data)
+    if word != record["finish_reason"] not in ("stop", "tool_call"):
+        record["provider_reason"] = word
+    if any(isinstance(part, _PARSED) for part in response.message.parts) or any(_unmapped_media(response)):
+        message = _message_alone(response.provider_data)
+        if message is not None:
+            record["provider_data"] = message
+    return record
+
+
+def _message_alone(reply: Any) -> dict[str, Any] | None:
+    if not isinstance(reply, Mapping):
+        return None
+    if message := _chat_message(reply):
+        return {"choices": [{"message": dict(message)}]}
+    lists = {key: reply[key] for key in ("output", "content") if isinstance(reply.get(key), list)}
+    if "candidates" in reply:
+        lists = {"candidates": [{"content": next(_each(reply["candidates"]), {}).get("content")}]}
+    return lists or None
+
+
+def streamable(response: lm15.Response) -> lm15.Response:
+    """The response with structured data and refusals as text parts, because DSPy's stream has no events for them."""
+    parts = response.message.parts
+    if not any(isinstance(part, lm15.DataPart | lm15.RefusalPart) for part in parts):
+        return response
+    texts = tuple(
+        lm15.TextPart(_part_text(part, response) or "", continuation=part.continuation)
+        if isinstance(part, lm15.DataPart | lm15.RefusalPart)
+        else part
+        for part in parts
+    )
+    return dataclasses.replace(response, message=dataclasses.replace(response.message, parts=texts))
+
+
+def response_of(model: str, answer: Any) -> lm15.Response:
+    """The response in an answer of a model: a `Response`, a reply in OpenAI's form, or the list of DSPy's outputs."""
+    if isinstance(answer, list | tuple) and answer and isinstance(answer[0], lm15.Response):
+        answer = answer[0]
+    if isinstance(answer, lm15.Response):
+        return answer
+    if isinstance(answer, list | tuple):
+        outputs = [output if isinstance(output, Mapping) else {"text": output} for output in answer]
+        messages = [
+            {"role": "assistant", "content": output.get("text"), "tool_calls": _plain(output.get("tool_calls"))}
+            for output in outputs
+        ]
+        answer = {
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {k: v for k, v in message.items() if v is not None}}
+                for message in messages[:1]
+            ]
+        }
+    reply = _plain(answer)
+    try:
+        return lm15.response_from_openai_chat(reply, model=model)
+    except Exception:  # a reply of another shape, of which at least the text is kept
+        choice = (reply.get("choices") or [{}])[0] if isinstance(reply, Mapping) else {}
+        message = choice.get("message") or {}
+        text = message.get("content") or choice.get("text") or ("" if isinstance(reply, Mapping) else str(reply))
+        usage = (reply.get("usage") if isinstance(reply, Mapping) else None) or {}
+        return lm15.Response(
+            id=None, model=model, message=lm15.Message.assistant([lm15.TextPart(str(text))]), finish_reason="stop",
+            usage=lm15.Usage(input_tokens=usage.get("prompt_tokens"), output_tokens=usage.get("completion_tokens")),
+        )  # fmt: skip
+
+
+def _plain(value: Any, depth: int = 12) -> Any:
+    """A reply as dictionaries and lists."""
+    if depth == 0 or value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in value]
+    return {key: _plain(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value

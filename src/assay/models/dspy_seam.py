@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -220,28 +219,6 @@ def patch_parsing(wrap: Wrapper) -> None:
 def with_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
     """A method of which DSPy's callbacks are told; the method itself if that has moved."""
     return function if _CALLBACKS.moved else getattr(*_CALLBACKS.place)(function)
-
-
-def optimizer_internals() -> SimpleNamespace:
-    """Modules of SIMBA and MIPROv2, GEPA's adapter class and the class that runs threads."""
-    from dspy.teleprompt import mipro_optimizer_v2, simba
-    from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-    from dspy.utils.parallelizer import ParallelExecutor
-
-    return SimpleNamespace(simba=simba, mipro=mipro_optimizer_v2, gepa_adapter=DspyAdapter, parallel=ParallelExecutor)
-
-
-def training_internals() -> SimpleNamespace:
-    """DSPy's GRPO and its formats of training data."""
-    from dspy.clients.utils_finetune import TrainDataFormat
-    from dspy.teleprompt.grpo import GRPO
-
-    return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
-
-
-def serializer() -> Any:
-    """DSPy's serializer of requests and responses, with which the codec's tests compare."""
-    return importlib.import_module("dspy._vendor.lm15.serde")
 
 
 _CALLBACKS = Part("dspy.utils.callback", "with_callbacks", ("fn",))

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from assay.errors import LoopStopped, MissingExtra, ModelError
 from assay.models.alternatives import pruned_reply
-from assay.models.answers import text_of
+from assay.models.codec import text_of
 from assay.models.line_grammar import LINES, lines_grammar
 from assay.models.loops import Loop, LoopDetector, find_final_loop
 from assay.models.lora.adapters import Adapter, with_adapters, write_merged
@@ -178,9 +178,6 @@ def stopped_loop(response: "lm15.Response | None", message: str | None = None) -
 
 def _described(loop: Loop) -> dict[str, Any]:
     return {"kind": loop.kind, "period": loop.period, "start": loop.start, "words": loop.repeated}
-
-
-# -- Embedded.
 
 
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix

@@ -20,9 +20,8 @@ from dspy.utils.exceptions import (
 )
 
 from assay.errors import ConfigError
-from assay.models.answers import failure_in, response_of, text_of, with_completion
 from assay.models.calls import is_refused
-from assay.models.codec import chat_body
+from assay.models.codec import chat_body, failure_in, response_of, text_of, with_completion
 from assay.models.dspy_seam import call_with_messages
 from assay.models.entries import current_entry
 from assay.models.roles import check_address, check_variables
@@ -145,9 +144,6 @@ def error_reason(error: BaseException, key: str = "api_key_env", *, base: str = 
             "ends as the server documents it, mostly with /v1"
         )
     return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"
-
-
-# -- Hosted.
 
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download

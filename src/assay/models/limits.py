@@ -13,7 +13,6 @@ import contextvars
 import ctypes
 import heapq
 import itertools
-import math
 import os
 import threading
 import time
@@ -24,7 +23,6 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from assay.errors import ConfigError
 from assay.models.scope import having, pin_place
 
 DEFAULT_S = 600.0
@@ -240,12 +238,6 @@ def given_up() -> float | None:
 def giving_up(asked: Callable[[], float | None]) -> AbstractContextManager[object]:
     """Inside, `given_up` calls `asked`."""
     return having(_given_up, asked)
-
-
-def check_limit(seconds: float) -> None:
-    """Raise `ConfigError` unless `seconds` is a valid `task_timeout`."""
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"task_timeout={seconds!r} must be a finite number of seconds > 0", flag="--task-timeout")
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from typing import Any
 import dspy
 from dspy import lm15
 
-from assay.models.answers import response_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
+from assay.models.codec import response_of
 from assay.models.dspy_seam import async_engine_of, engine_of, set_engines
 from assay.models.entries import Entry, Opened, current_entry, entered
 from assay.models.hosted import CustomBackend, HostedBackend
@@ -170,8 +170,6 @@ def run_recorded(
         answers.append(method(lm, *args, **kwargs))
         return response_of(_name(lm), answers[-1])
 
-    _mark_reached()
-    add_secrets(*_secrets(lm))
     engine = _engine_of_run(lm, CustomBackend(SimpleNamespace(complete=complete)), observer, meter)
     engine.complete(_request(lm, args, kwargs))
     return answers[-1]
@@ -193,14 +191,16 @@ async def arun_recorded(
         answers.append(await method(lm, *args, **kwargs))
         return response_of(_name(lm), answers[-1])
 
-    _mark_reached()
-    add_secrets(*_secrets(lm))
     engine = _engine_of_run(lm, _awaiting(complete), observer, meter)
     await asyncio.to_thread(engine.complete, _request(lm, args, kwargs))
     return answers[-1]
 
 
 def _engine_of_run(lm: Any, backend: Any, observer: Observer, meter: Meter) -> RecordingEngine:
+    _mark_reached()
+    keys: list[str] = []
+    fields(dict(getattr(lm, "kwargs", None) or {}), removed=keys)
+    add_secrets(*keys)
     return RecordingEngine(backend, model=_name(lm), meter=meter, observers=(observer,), as_requested=True)
 
 
@@ -218,12 +218,6 @@ def _is_users(lm: Any, name: str) -> bool:
     """Whether a method is the user's and not DSPy's."""
     method = getattr(lm, name, None)
     return method is not None and str(getattr(method, "__module__", "")).partition(".")[0] != "dspy"
-
-
-def _secrets(lm: Any) -> list[str]:
-    keys: list[str] = []
-    fields(dict(getattr(lm, "kwargs", None) or {}), removed=keys)
-    return keys
 
 
 def _request(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lm15.Request:

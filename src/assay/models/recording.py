@@ -19,10 +19,16 @@ from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.errors import LoopStopped
 from assay.models.alternatives import pruned
-from assay.models.answers import stored_response, streamable, text_of
 from assay.models.cache import Ledger, ResponseCache, Sent
 from assay.models.calls import Call, Observer, failure_of_call, is_refused
-from assay.models.codec import request_to_dict, response_from_dict, response_to_dict
+from assay.models.codec import (
+    request_to_dict,
+    response_from_dict,
+    response_to_dict,
+    stored_response,
+    streamable,
+    text_of,
+)
 from assay.models.embedded import LlamaBackend, stopped_loop
 from assay.models.entries import Entry, current_entry, entered, seed_of
 from assay.models.hosted import CustomBackend, HostedBackend, rough_tokens
@@ -126,9 +132,6 @@ def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
         for at, piece in enumerate(pieces):
             logprobs = event.delta.logprobs if at == len(pieces) - 1 else ()
             yield dataclasses.replace(event, delta=dataclasses.replace(event.delta, text=piece, logprobs=logprobs))
-
-
-# -- Recording.
 
 
 NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN

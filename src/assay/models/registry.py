@@ -112,9 +112,6 @@ def _read(path: str, size: int, mtime_ns: int) -> tuple[tuple[str, Any], ...]:
             raise ModelError(f"{path} is a damaged GGUF file: {error}") from None
 
 
-# -- Registry.
-
-
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedModel:
     """A GGUF file identified by its content. `wheel` is a package that contains it, for machines without the hub."""

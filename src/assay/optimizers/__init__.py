@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
-    from assay.optimizers.budget import AUTO_SEARCH_CALLS
     from assay.optimizers.parameters import RLTrainer
     from assay.optimizers.prompts.compile import CompileConfig, CompileOutcome, compile_prompts
     from assay.optimizers.prompts.dspy_patches import repaired_dspy
@@ -15,7 +14,6 @@ else:
         __name__,
         {
             "parameters": "RLTrainer",
-            "budget": "AUTO_SEARCH_CALLS",
             "prompts.compile": "CompileConfig CompileOutcome compile_prompts",
             "prompts.dspy_patches": "repaired_dspy",
             "prompts.teleprompters": "OPTIMIZERS",
@@ -23,7 +21,6 @@ else:
     )
 
 __all__ = [
-    "AUTO_SEARCH_CALLS",
     "OPTIMIZERS",
     "CompileConfig",
     "CompileOutcome",

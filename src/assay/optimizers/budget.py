@@ -37,7 +37,6 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import ToolAgent
 from assay.support.numbers import counted
 
-AUTO_SEARCH_CALLS = 300  # of `auto`, where no cap is set
 CAPS = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "cost_usd"}  # setting of a cap -> what it limits
 _UNITS = {"calls": "calls", "tokens": "tokens", "cost_usd": "dollars"}
 _LEAST_TASKS = 20  # of gate and of test, whatever the difference to detect
@@ -134,11 +133,6 @@ def of_all(evaluation: Evaluation) -> Usage:
 
 def _mean(values: dict[str, float]) -> float:
     return math.fsum(values.values()) / len(values) if values else 0.0
-
-
-def search_cap(cap: int | None, optimizer: Any) -> int | None:
-    """The cap on calls of a search: the one that was set; `auto` has one in any case."""
-    return AUTO_SEARCH_CALLS if cap is None and optimizer == "auto" else cap
 
 
 def search_runs(cap: int | None, each: float, val: int) -> float:

@@ -7,7 +7,6 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent
-    from assay.programs.allocation import ThinkingPolicy
     from assay.programs.environments.agent import EnvironmentAgent
     from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
     from assay.programs.environments.gym import GymEnvironment
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
-    from assay.programs.sql.opening import open_database
+    from assay.programs.sql.sqlite import open_database
     from assay.programs.state import program_state, program_version, restore_program
+    from assay.programs.thinking import ThinkingPolicy
     from assay.programs.tool_agent import ToolAgent
     from assay.shipped.programs.answer_from_documents.program import AnswerFromDocuments
     from assay.shipped.programs.classify.program import Classify
@@ -47,17 +47,17 @@ else:
             "assay.shipped.programs.tool_user.program": "ToolUser",
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent",
-            "allocation": "ThinkingPolicy",
+            "thinking": "ThinkingPolicy",
             "environments.agent": "EnvironmentAgent",
             "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
             "environments.gym": "GymEnvironment",
             "loading": "SHIPPED load_program program_fields program_inputs",
             "mcp_servers": "McpServer",
             "memory": "Fact Memory",
-            "parameters": "RANGES AgentParameters",
+            "parameters": "AgentParameters RANGES",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
-            "sql.opening": "open_database",
+            "sql.sqlite": "open_database",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_agent": "ToolAgent",

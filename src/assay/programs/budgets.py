@@ -1,6 +1,6 @@
 """Thinking budgets and policies of whole programs: sets them, and refuses a budget before the first call.
 
-How a call keeps its budget is in `assay.programs.thinking`, when a step thinks in `assay.programs.allocation`.
+How a call keeps its budget is in `assay.programs.thinking`, when a step thinks in `assay.programs.thinking`.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,10 @@ from assay.models.lm import LanguageModel, check_thinking
 from assay.models.thinking import Thinking, ThinkingError
 from assay.programs.adapters import make_adapter
 from assay.programs.agent import Agent
-from assay.programs.allocation import THRESHOLDS, ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos, without_nearest
 from assay.programs.isolation import copied
 from assay.programs.refinement import Refine
-from assay.programs.thinking import LimitsThoughts
+from assay.programs.thinking import THRESHOLDS, LimitsThoughts, ThinkingPolicy
 
 
 def set_thinking(program: Any, thinking: Thinking) -> None:

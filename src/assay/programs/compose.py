@@ -17,9 +17,8 @@ import numpy as np
 from assay.models.scope import settings_for_threads
 from assay.models.thinking import Thinking
 from assay.programs.adapters import listen_under, make_adapter
-from assay.programs.agent import Agent
+from assay.programs.agent import Agent, in_thread, streaming_as
 from assay.programs.isolation import copied
-from assay.programs.streaming import in_thread, streaming_as
 from assay.support.awaited import completed
 from assay.support.values import json_text, value_text
 from assay.traces.listening import with_lm

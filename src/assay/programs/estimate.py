@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from assay.models import LINES, supports
 from assay.models.alternatives import value_tokens
+from assay.programs.thinking import margin_of
 
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"
@@ -46,6 +47,13 @@ def has_probabilities(prediction: Any) -> bool:
     """Whether the engine reported alternatives to the answer's tokens. Many servers ignore the request for them."""
     content = (prediction.get("logprobs") or {}).get("content") or []
     return any(token.get("top_logprobs") for token in content)
+
+
+def choice_margin(prediction: Any, field: str, choices: Sequence[str]) -> float | None:
+    """Difference of the probabilities of the best two choices; None without choices, or if the engine gave none."""
+    if not choices or not has_probabilities(prediction):
+        return None
+    return margin_of(choice_probabilities(prediction, field, choices))
 
 
 def choice_probabilities(prediction: Any, field: str, choices: Sequence[str]) -> dict[str, float]:

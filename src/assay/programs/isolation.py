@@ -28,8 +28,7 @@ import pydantic
 
 from assay.errors import ProgramError
 from assay.models.scope import settings_for_threads
-from assay.programs.agent import BaseAgent
-from assay.programs.streaming import streaming_as
+from assay.programs.agent import BaseAgent, streaming_as
 from assay.sources.files import is_user_file
 
 _LARGE = 1_000  # entries of a container, together with those of its siblings

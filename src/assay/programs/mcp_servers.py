@@ -23,7 +23,6 @@ from assay.support.scrubbing import error_text
 
 _STARTS = 5  # of one server: it is started again if it has died
 _POLL_S = 0.05  # a waiting thread runs Python this often, so that a time limit can stop it
-_SHORTEN_S = 1.0  # between two checks of the size of what the process wrote to standard error
 _PAGES = 50  # of a list of tools
 _servers: "weakref.WeakSet[McpServer]" = weakref.WeakSet()
 
@@ -170,7 +169,6 @@ class _Connection:
     def wait_until_ready(self) -> None:
         end = time.monotonic() + self.server.start_timeout_s
         while not self.ready.wait(_POLL_S) and not self.over.is_set():
-            self._errors.shorten()
             if time.monotonic() > end:
                 self.close()
                 raise McpError(
@@ -235,10 +233,7 @@ class _Connection:
 
     def _errors_end(self) -> str:
         """The end of what the process wrote to standard error."""
-        try:
-            text = self._errors.tail()
-        except (OSError, ValueError):
-            return ""
+        text = self._errors.tail()
         return f"; it wrote: {text[-300:]}" if text else ""
 
     def _work(self) -> None:
@@ -247,6 +242,7 @@ class _Connection:
         except BaseException as error:
             self.error = error
         finally:
+            self._errors.file.close()
             self.over.set()
 
     async def _serve(self) -> None:
@@ -266,10 +262,7 @@ class _Connection:
                 self.tools += page.tools
             self.client = client
             self.ready.set()
-            while not self._ended.is_set():
-                self._errors.shorten()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), _SHORTEN_S)
+            await self._ended.wait()
 
     def _transport(self) -> Any:
         from mcp.client.stdio import StdioServerParameters, stdio_client

@@ -13,8 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import ConfigError, StoreError
-from assay.programs.retrieval.fulltext import TOKENIZER, WORDS, match_of, words_of
+from assay.errors import ConfigError
+from assay.programs.retrieval.fulltext import WORDS, match_of, prepare, words_of
 from assay.support.keywords import takes
 from assay.traces.places import current_rollout
 from assay.traces.records import subject_digest, subject_digests
@@ -27,14 +27,6 @@ from assay.traces.store.rows import clean
 
 _TEXT, _NAME = 2000, 64  # characters
 _SEALED = ("gate", "test")
-_CREATE = (
-    f"CREATE VIRTUAL TABLE IF NOT EXISTS facts_fts USING fts5(about, text, content='facts', content_rowid='id', "
-    f"tokenize='{TOKENIZER}')",
-    "CREATE TRIGGER IF NOT EXISTS facts_added AFTER INSERT ON facts BEGIN "
-    "INSERT INTO facts_fts(rowid, about, text) VALUES (new.id, new.about, new.text); END",
-    "CREATE TRIGGER IF NOT EXISTS facts_removed AFTER DELETE ON facts BEGIN "
-    "INSERT INTO facts_fts(facts_fts, rowid, about, text) VALUES ('delete', old.id, old.about, old.text); END",
-)
 
 
 @dataclass(frozen=True)
@@ -91,14 +83,7 @@ class Memory:
         self.name, self.tenant, self.clock = name, tenant, clock
         self.engine = store.engine if isinstance(store, Store) else open_engine(store_url(store))
         self._lock = threading.Lock()  # a fact and what it supersedes are written together
-        if self.engine.dialect.name == "sqlite":
-            try:
-                _prepare(self.engine)
-            except sa.exc.OperationalError as error:
-                raise StoreError(
-                    f"the memory needs SQLite's full-text search (FTS5): {error.orig}. Use another build of Python, or "
-                    "PostgreSQL as the store (store='postgresql://…')"
-                ) from error
+        prepare(self.engine, "facts", ("about", "text"))
 
     def __deepcopy__(self, memo: object) -> "Memory":
         return self
@@ -245,13 +230,6 @@ def _person(subject: str) -> str:
     if not isinstance(subject, str):
         raise ConfigError(f"subject={subject!r} must be the name of a person")
     return _line(subject)
-
-
-def _prepare(engine: sa.Engine) -> None:
-    """Creates the full-text index of a SQLite store, which other commands do not need."""
-    with engine.begin() as connection:
-        for statement in _CREATE:
-            connection.exec_driver_sql(statement)
 
 
 def _line(text: str) -> str:

@@ -15,7 +15,7 @@ from dspy.predict.parameter import Parameter
 
 from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError
-from assay.programs.agent import Agent
+from assay.programs.agent import Agent, Held, calls_so_far
 from assay.programs.compose import is_agent, run_member
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.protocols import Grader
@@ -144,7 +144,7 @@ class Refine(Agent):
         super().__init__()
         self.halting = Halting(halt_at, min_gain)
         _check_parts(program, verifier)
-        self.program, self._verifier = program, _Held(verifier)
+        self.program, self._verifier = program, Held(verifier)
         if is_agent(program):
             self.agent_parameters, self.prompt_format = program.agent_parameters, program.prompt_format
         task = _signature_of(program) if signature is None else dspy.ensure_signature(signature)
@@ -165,7 +165,7 @@ class Refine(Agent):
         )
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
-        start = _calls()
+        start = calls_so_far()
         best = run_member(self.program, self, inputs)
         best_probability, reason = self._verified(inputs, best)
         rounds = [_entry(best_probability, None, reason, start)]
@@ -173,7 +173,7 @@ class Refine(Agent):
         for at in range(self.rounds):
             if self.halting.halts(at, best_probability):
                 break
-            start = _calls()
+            start = calls_so_far()
             try:
                 revised = self._revised(inputs, latest, reason)
             except Exception as error:  # the answer so far is kept; caps and cancellations are BaseException
@@ -204,7 +204,7 @@ class Refine(Agent):
         rollout = current_rollout()
         task = Task(id=rollout.task_id if rollout is not None else "", inputs=inputs)
         try:
-            result = self._verifier.grader(task, dict(prediction.items()), rollout)
+            result = self._verifier.value(task, dict(prediction.items()), rollout)
         except NoGrade as error:
             return math.nan, str(error)
         except Exception as error:  # a broken verifier must not cost the answer
@@ -245,30 +245,15 @@ def _check_parts(program: Any, verifier: Any) -> None:
         pass  # a builtin without a signature
 
 
-class _Held:
-    """Keeps a verifier out of DSPy's sight, which would optimise a judge's prompts together with the program's."""
-
-    def __init__(self, grader: Grader) -> None:
-        self.grader = grader
-
-    def __deepcopy__(self, memo: object) -> "_Held":
-        return self
-
-
 def _entry(probability: float | None, gain: float | None, reason: str, start: int | None) -> dict[str, Any]:
     """One round as JSON: NaN is None."""
-    end = _calls()
+    end = calls_so_far()
     return {
         "probability": None if probability is None or math.isnan(probability) else probability,
         "gain": None if gain is None or math.isnan(gain) else gain,
         "reason": reason,
         "calls": None if start is None or end is None else [start, end],
     }
-
-
-def _calls() -> int | None:
-    rollout = current_rollout()
-    return None if rollout is None else len(rollout.transitions)
 
 
 def _same(a: Any, b: Any, names: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ follow each of these, but not one prompt that combines them.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import dspy
 
@@ -14,11 +14,9 @@ from assay.errors import FailureKind, ProgramError
 from assay.models import supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
-from assay.programs.agent import WRITTEN_DECISIONS, Agent
-from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
-from assay.programs.estimate import choice_odds, has_probabilities, logprobs_options, narrowed_signature
-from assay.programs.parameters import AgentParameters
-from assay.programs.thinking import thought_field
+from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
+from assay.programs.estimate import choice_odds, has_probabilities, narrowed_signature
+from assay.programs.thinking import margin_of
 from assay.support.values import value_text
 from assay.traces.recorder import note_failure
 
@@ -40,12 +38,9 @@ class ToolAgent(Agent):
         tools: Sequence[Any],
         *,
         arguments: Mapping[str, Mapping[str, tuple[Any, Any]]],
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
-        policy: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+        super().__init__(**agent)
         self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
         if not self.tools or _ANSWER in self.tools:
             raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")
@@ -102,16 +97,15 @@ class ToolAgent(Agent):
 
     def _answer(self, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
         """The output fields, reviewed if the depth requires it."""
-        prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
-        answer = {name: prediction[name] for name in self.outputs}
-        for _ in range(self.rounds):
-            draft = "; ".join(map(value_text, answer.values()))
-            reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
-            unchanged = all(reviewed[name] == answer[name] for name in self.outputs)
-            answer = {name: reviewed[name] for name in self.outputs}
-            if unchanged:
-                break
-        return answer
+
+        def written(predictor: dspy.Predict, given: dict[str, Any]) -> dict[str, Any]:
+            prediction = self._ask(predictor, predictor.signature, given, observations)
+            return {name: prediction[name] for name in self.outputs}
+
+        def review(answer: dict[str, Any]) -> dict[str, Any]:
+            return written(self.review, {**inputs, "draft": "; ".join(map(value_text, answer.values()))})
+
+        return self.reviewed(written(self.respond, inputs), review)
 
     def decision_signature(self) -> Any:
         """Signature of the decision. Subclasses whose tools depend on the task restrict its actions to these tools."""
@@ -134,37 +128,27 @@ class ToolAgent(Agent):
             self._demonstrate(inputs, observations, names[0])
             return names[0]
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
-        stated = not written and not supports(dspy.settings.lm, "top_logprobs")
-        config = {} if stated or written else logprobs_options(dspy.settings.lm)
+        reads = not written and supports(dspy.settings.lm, "top_logprobs")
         least = max(threshold, 0.5) if answered else threshold
 
-        def ask(tokens: int, thoughts: str) -> Round:
-            signature = _decision_signature(self.decision_signature(), tokens, stated, bool(thoughts))
-            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
-            with alternatives_of("action"), dspy.context(trace=[]):
-                decision = self._ask(self.decide, signature, asked, observations, **config)
-                trace = list(dspy.settings.trace)
+        def ask(signature: Any, asked: dict[str, Any], options: dict[str, Any]) -> tuple[Any, str, float | None]:
+            decision = self._ask(self.decide, signature, asked, observations, **options)
             if written:
-                return Round(str(decision.action), result=trace)
+                return decision, str(decision.action), None
             margin = None
-            if stated:
-                need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
-            else:
-                odds = self._odds(decision, [*names, _ANSWER], signature, asked, observations, config)
+            if reads:
+                odds = self._odds(decision, [*names, _ANSWER], signature, asked, observations, options)
                 need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
                 margin = margin_of(odds) if has_probabilities(decision) else None
-            decision._store.pop("logprobs", None)
-            decision._completions = None  # they contain the alternatives too, and a trace would store them
+            else:
+                need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
             # the trace has the executed action, because demonstrations are created from it
             decision.action = favourite if need >= least else _ANSWER
-            return Round(decision.action, margin, str(decision.get("thought") or ""), trace)
+            return decision, decision.action, margin
 
-        # A policy in training is credited with the tokens of its decision, so it makes one and no probes.
-        policy = ThinkingPolicy() if written else self.thinking_policy
-        thought = think(policy, self.thought_tokens, ask, measured=not stated)
-        if dspy.settings.trace is not None:
-            dspy.settings.trace.extend(thought.last.result)
-        return str(thought.last.choice)
+        signature = _decision(self.decision_signature(), stated=not (reads or written))
+        tokens = self.thought_tokens
+        return str(self.decided(ask, signature, inputs, tokens=tokens, field="action", reads=reads).choice)
 
     def _odds(
         self,
@@ -222,19 +206,8 @@ class ToolAgent(Agent):
 
 
 @functools.lru_cache(maxsize=256)
-def _decision_signature(signature: Any, tokens: int, stated: bool, continued: bool = False) -> Any:
-    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities.
-
-    Args:
-        continued: whether there are earlier thoughts.
-    """
+def _decision(signature: Any, *, stated: bool) -> Any:
+    """The decision without its thought, and with the field `need` if the engine gives no probabilities."""
+    need = dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1)
     decision = signature.delete("thought")
-    if continued:
-        decision = decision.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
-    if tokens:
-        decision = decision.prepend("thought", thought_field(tokens), str)
-    if stated:
-        decision = decision.append(
-            "need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float
-        )
-    return decision
+    return decision.append("need", need, float) if stated else decision

@@ -269,9 +269,6 @@ def type_text(schema: Mapping[str, Any]) -> str:
     return " | ".join(kind) if isinstance(kind, list) else str(kind)
 
 
-# -- Toolbox.
-
-
 RESULT_CHARACTERS = 20_000  # of a stored result; the recorder stores no more either
 _RECORDED = "recorded"  # the result of a call that is not executed, in the trace
 _NAME = 64  # characters of a label

@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from assay.datasets.rows import near_notes
 from assay.errors import ConfigError
+from assay.reports.markdown import cost_words, models_text
 from assay.reports.rendering import page_environment, stylesheet
 from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
+from assay.support.numbers import calls_text
 from assay.support.places import is_other_file, write_whole
+from assay.support.report import Words
 from assay.traces.store.evaluations import Evaluated
+from assay.traces.store.sealing import openings_line
 from assay.traces.store.store import StoreReads
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+Fact = tuple[str, str]
 ROWS = 300  # tasks in one file
 
 
@@ -102,6 +108,35 @@ def write_report(
     )  # fmt: skip
     write_whole(path, text.encode("utf-8", "replace"))
     return Path(path)
+
+
+def short_name(program: str) -> str:
+    """A program's name without its folders."""
+    return program.replace("\\", "/").rstrip("/").rpartition("/")[2][:120]
+
+
+def spent_facts(data: Mapping[str, Any]) -> list[Fact]:
+    """LM calls, tokens and dollars of a report; by model if several answered."""
+    text = f"LM calls: {calls_text(data['calls'], data['cached'])}; {data['tokens']:,} tokens"
+    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}"), *called_facts(data)]
+
+
+def called_facts(data: Mapping[str, Any], label: str = "LM calls by model") -> list[Fact]:
+    """LM calls by model, if several answered."""
+    return [(label, text)] if (text := models_text(data)) else []
+
+
+def stopped_facts(data: Mapping[str, Any], words: Words = str) -> list[Fact]:
+    return [("Stopped early", words(str(data["stopped"])))] if data["stopped"] else []
+
+
+def opened_facts(data: Mapping[str, Any]) -> list[Fact]:
+    return [("Test split", openings_line(data["test_openings"]))] if data["test_openings"] else []
+
+
+def page_notes(data: Mapping[str, Any], words: Words = str) -> list[str]:
+    """What limits the result, as the command prints it."""
+    return [words(note) for note in (*data.get("alarms", ()), *data["notes"], *near_notes(data["data"]))]
 
 
 @cache

@@ -1,25 +1,11 @@
-"""The page `report.md` of a compiled artifact: rounded figures with their intervals."""
+"""Reports as text: rounded figures with their intervals, and the page `report.md` of an artifact."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.reports.texts import readable
-from assay.support.numbers import calls_text, counted, figure, price, signed
-
-__all__ = [
-    "MORE_TASKS",
-    "compile_markdown",
-    "cost_words",
-    "figure",
-    "gain_claim",
-    "graded",
-    "models_text",
-    "percent",
-    "tool_rows",
-    "type_label",
-    "why_sealed",
-    "with_interval",
-]
+from assay.support.numbers import counted, price, signed
+from assay.support.report import Report, Table, Words
 
 MORE_TASKS = "More gate tasks can show a smaller gain: four times as many halve the interval."
 
@@ -124,62 +110,26 @@ def why_sealed(report: Mapping[str, Any]) -> str:
     return "The sealed test was not opened: the baseline is the best that was found, so it is kept."
 
 
-def compile_markdown(
-    data: Mapping[str, Any], *, program: str, model: str, openings: str = "", words: Callable[[str], str] = str
-) -> str:
-    """The page of a compile.
+def markdown(report: Report, *, title: str, about: str, words: Words = str) -> str:
+    """The page `report.md` of an artifact: what people see of a report, as Markdown.
 
     Args:
-        data: `CompileReport.to_dict()`.
-        openings: how often the test split was opened, as a sentence.
-        words: changes the notes and why it was stopped, such as Python arguments to flags.
+        about: a paragraph under the title.
+        words: changes the texts, such as Python arguments to flags.
     """
-    name = program.replace("\\", "/").rpartition("/")[2]
-    lines = [f"# {name}", "", f"Compiled with `{data['optimizer']}` for `{model}`. Winner: {data['winner']}.", ""]
-    before, after, gain, gate = data["test"]["baseline"], data["test"]["compiled"], data["test"]["gain"], data["gate"]
-    if not before or not after:
-        lines += ["## Sealed test", "", why_sealed(data), ""]
-    else:
-        lines += [f"## Sealed test, {after['n']} tasks", "", "| | baseline | compiled |", "|---|---:|---:|"]
-        lines += [f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
-        lines += [f"| {_cell(name)} | {graded(before, name)} | {graded(after, name)} |" for name in after["criteria"]]
-        lines += [f"| {' | '.join(row)} |" for row in tool_rows([before, after])]
-        if len(after["task_types"]) > 1:
-            lines += [
-                f"| {_cell(type_label(kind))} | {figure(before['task_types'].get(kind))} | {figure(value)} |"
-                for kind, value in after["task_types"].items()
-            ]
-        lines += [
-            f"| {label} | {before[key]} | {after[key]} |"
-            for label, key in (("failed runs", "failed"), ("unscored", "unscored"))
-        ]
-        lines += [
-            f"| {label} | {before[key]:.1f} | {after[key]:.1f} |"
-            for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task"))
-        ]
-        claim = ""
-        if gain and gain["low"] is not None:
-            claim = f": {gain_claim(gain['low'], gain['high'], data.get('test_openings'))}"
-        lines += ["", f"Gain, paired: {with_interval(gain)}{claim}." if gain else "", openings, ""]
-    if gate:
-        verdict = (
-            "the compiled program replaces the baseline"
-            if data["replaces"]
-            else "no proof that it is better: the baseline is kept; the unproven program is stored beside the artifact"
-        )
-        lines += [f"Gate: {with_interval(gate)}: {verdict}.", ""]
-    lines += [
-        "## Cost",
-        "",
-        f"LM calls: {calls_text(data['calls'], data['cached'])}, {data['search_calls']:,} of them searching; "
-        f"{data['tokens']:,} tokens; {cost_words(data['cost_usd'])}.",
-        *(["", f"LM calls by model: {text}."] if (text := models_text(data)) else []),
-    ]
-    if data["stopped"]:
-        lines += ["", f"Stopped early: {words(str(data['stopped']))}."]
-    if data["notes"]:
-        lines += ["", "## Notes", "", *(f"- {words(str(note))}" for note in data["notes"])]
-    return "\n".join(lines) + "\n"
+    parts, items = [f"# {title}", about], list[str]()
+    for line in report.lines():
+        if isinstance(line, str) and line.startswith("note: "):
+            items.append(f"- {words(line.removeprefix('note: '))}")
+        else:
+            parts.append(words(line) if isinstance(line, str) else _table(line))
+    return "\n\n".join([*parts, *(["## Notes", "\n".join(items)] if items else [])]) + "\n"
+
+
+def _table(table: Table) -> str:
+    header = table.header or [""] * len(table.rows[0])
+    rows = [header, ["---", *["---:"] * (len(header) - 1)], *([_cell(cell) for cell in row] for row in table.rows)]
+    return f"## {table.title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def thinking_row(thinking: Mapping[str, Any]) -> str:
@@ -216,3 +166,18 @@ def failure_lines(report: Mapping[str, Any], *, is_error: bool = False) -> Itera
             f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: "
             f"{part['reason']}"
         )
+
+
+def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
+    if report is None:
+        return
+    for stage in report["stages"]:
+        line = f"stage {stage['name']}: {stage['status']}"
+        if stage["status"] != "not reached":
+            best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
+            line += f"; val {best}, needed {stage['promote_at']:g}"
+        if stage["drawn"]:
+            line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
+        yield line
+    yield f"order of the tasks: {report['path']}"

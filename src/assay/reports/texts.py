@@ -106,6 +106,18 @@ def setting_texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), _setting(value)
 
 
+def leaf_texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The values in nested objects and lists, each with its path; a list of plain values is one of them."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from leaf_texts(part, f"{name} {key}".strip())
+    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        for number, part in enumerate(value, 1):
+            yield from leaf_texts(part, f"{name} {number}")
+    else:
+        yield from setting_texts({name: value})
+
+
 def _setting(value: Any) -> str:
     """A value of a setting: yes or no, a number as short as it is, lists and flat objects without brackets."""
     if isinstance(value, bool):

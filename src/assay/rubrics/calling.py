@@ -10,6 +10,7 @@ from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN, Task
 from assay.errors import RubricError
 from assay.sources.modules import qualified_name
 from assay.support.awaited import completed
+from assay.support.options import option_of
 from assay.support.settings import nearest
 
 GIVEN = ("task", "prediction", "rollout")  # what a check may take, by name or in this order
@@ -205,6 +206,11 @@ def unfit_arguments(check: Callable[..., Any], arguments: Mapping[str, Any], sou
     except ValueError:
         pass  # a builtin without a signature: errors appear when it is called
     try:
+        for parameter in _own(signature):
+            option = option_of(parameter.name, parameter.annotation, parameter.default)
+            value = arguments.get(parameter.name, parameter.default)
+            if option.rule and value is not parameter.default:
+                option.checked(value)
         getattr(check, "arguments_rule", dict)(**arguments)
     except Exception as error:
         return f"{name!r} with {dict(arguments)!r}: {str(error).splitlines()[0]}"

@@ -8,17 +8,18 @@ check of this field gives 1 for null, otherwise 0.
 """
 
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from annotated_types import Ge
 
 from assay.datasets import Task
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, beyond, not_expected
-from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, not_expected
+from assay.rubrics.tools import calls_of
 from assay.support.number_texts import parse_number
 from assay.support.thoughts import without_thoughts
 from assay.support.values import json_value, value_text
@@ -41,26 +42,182 @@ __all__ = [
     "tool_adoption",
 ]
 
+# -- Validates answers against regular expressions and JSON schemas in bounded time.
+#
+# The package `jsonschema` uses Python's `re`, whose backtracking can take practically forever while holding the GIL,
+# and compares list items pairwise for `uniqueItems`. These keywords are replaced here.
+
+
+Limit: TypeAlias = Annotated[float, Ge(1)]  # of words, calls or tokens
+MOST_CHARACTERS = 1_000_000  # of an answer that is validated against a schema
+MATCH_TIMEOUT_S = 2.0
+_SAFE_DEPTH = 20  # nesting depth that never exhausts the recursion limit by itself
+
+
+def matches(pattern: str, text: str, *, full: bool = True) -> bool:
+    """Whether a text matches a pattern.
+
+    Args:
+        full: match the whole text instead of searching in it.
+    Raises:
+        NoGrade: matching took more than 2 s.
+    """
+    import regex
+
+    compiled = regex.compile(pattern, regex.DOTALL if full else 0)
+    try:
+        return (compiled.fullmatch if full else compiled.search)(text, timeout=MATCH_TIMEOUT_S) is not None
+    except TimeoutError:
+        raise NoGrade(
+            f"the pattern {pattern!r} took more than {MATCH_TIMEOUT_S:g} s on {len(text)} characters; "
+            "use one with less backtracking"
+        ) from None
+
+
+def is_schema(schema: dict[str, Any], **_: Any) -> None:
+    """Validates a schema.
+
+    Raises:
+        jsonschema.SchemaError: the schema is invalid.
+        ValueError: it combines keywords that have no time limit.
+    """
+    import jsonschema
+
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+    if _has(schema, "unevaluatedProperties") and _has(schema, "patternProperties"):
+        raise ValueError(
+            "unevaluatedProperties cannot be combined with patternProperties (unbounded time); use additionalProperties"
+        )
+
+
+def names_strings(schema: Any) -> bool:
+    """Whether a schema says that the value itself may be a string: by its type, or by a value that it lists."""
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, values = schema.get("type"), [*schema.get("enum", ()), schema.get("const")]
+    parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name, ())]
+    return (
+        kinds == "string"
+        or (isinstance(kinds, list) and "string" in kinds)
+        or any(isinstance(value, str) for value in values)
+        or any(map(names_strings, parts))
+    )
+
+
+def _has(part: Any, keyword: str) -> bool:
+    if isinstance(part, Mapping):
+        return keyword in part or any(_has(inner, keyword) for inner in part.values())
+    return isinstance(part, list | tuple) and any(_has(inner, keyword) for inner in part)
+
+
+def wrong_by(schema: dict[str, Any], value: Any) -> str:
+    """Returns why a value is invalid by a schema; empty if it is valid. A value that cannot be checked is invalid.
+
+    Raises:
+        NoGrade: a pattern took too long, or the schema has endless self-references.
+    """
+    import jsonschema
+
+    try:
+        wrong = jsonschema.exceptions.best_match(_validator(schema).iter_errors(value))
+    except (ArithmeticError, TypeError, ValueError) as error:  # numbers such as Infinity, or keys that are not strings
+        return f"It cannot be checked: {str(error)[:200]}."
+    except RecursionError:
+        if _is_deeper(value, _SAFE_DEPTH):
+            return "It is nested too deeply to be checked."
+        raise NoGrade("the schema has endless self-references") from None
+    return "" if wrong is None else f"{wrong.json_path}: {wrong.message[:300]}."
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
+def _validator(schema: dict[str, Any]) -> Any:
+    """The schema's validator with the replaced keywords."""
+    import jsonschema
+
+    kind = jsonschema.validators.validator_for(schema)
+    extend: Any = jsonschema.validators.extend
+    known = {name: function for name, function in _BOUNDED.items() if name in kind.VALIDATORS}
+    return extend(kind, known)(schema)
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Any]:
+    import jsonschema
+
+    if validator.is_type(value, "string") and not matches(pattern, value, full=False):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], value: Any, _: Any) -> Iterator[Any]:
+    if validator.is_type(value, "object"):
+        for pattern, inner in patterns.items():
+            for name, part in value.items():
+                if matches(pattern, name, full=False):
+                    yield from validator.descend(part, inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    import jsonschema
+
+    if not validator.is_type(value, "object"):
+        return
+    patterns, listed = schema.get("patternProperties", {}), schema.get("properties", {})
+    more = [
+        name
+        for name in value
+        if name not in listed and not any(matches(pattern, name, full=False) for pattern in patterns)
+    ]
+    if validator.is_type(allowed, "object"):
+        for name in more:
+            yield from validator.descend(value[name], allowed, path=name)
+    elif not allowed and more:
+        names = ", ".join(repr(name) for name in sorted(more, key=str))
+        if patterns:
+            regexes = ", ".join(repr(pattern) for pattern in sorted(patterns))
+            verb = "does" if len(more) == 1 else "do"
+            yield jsonschema.ValidationError(f"{names} {verb} not match any of the regexes: {regexes}")
+        else:
+            verb = "was" if len(more) == 1 else "were"
+            yield jsonschema.ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
+
+
+def _unique_items(validator: Any, required: bool, value: Any, _: Any) -> Iterator[Any]:
+    import jsonschema
+
+    if required and validator.is_type(value, "array") and len({_key(part) for part in value}) < len(value):
+        yield jsonschema.ValidationError(f"{value!r} has non-unique elements")
+
+
+def _key(value: Any) -> str:
+    """A string that is the same for values that are equal in JSON: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return repr(value) if isinstance(value, float) and not value.is_integer() else hex(int(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(sorted(f"{_key(name)}:{_key(part)}" for name, part in value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_key(part) for part in value) + "]"
+    return f"<{id(value)}>"
+
+
+_BOUNDED = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
+}
+
 
 def _validate_pattern(pattern: str, **_: Any) -> None:
     import regex
 
     regex.compile(pattern)
-
-
-def _is_number(value: Any, at_least: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and at_least <= value < math.inf
-
-
-def _validate_tolerance(tolerance: float | None = None, **_: Any) -> None:
-    if tolerance is not None and not _is_number(tolerance, 0):
-        raise ValueError(f"tolerance={tolerance!r} must be a number >= 0")
-
-
-def _validate_limits(**limits: Any) -> None:
-    for name, value in limits.items():
-        if name in ("max_tokens", "budget") and not _is_number(value, 1):
-            raise ValueError(f"{name}={value!r} must be a number >= 1")
 
 
 def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
@@ -110,8 +267,11 @@ def _null_grade(task: Task, prediction: dict[str, Any], expected_name: str, name
     """The grade of a field where null is expected: 1 if it is null, otherwise 0; None where null is not expected."""
     if task.expected.get(expected_name, "") is not None:
         return None
-    equal = _is_equal(prediction, name, None, False)
-    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, None)[1:]}.")
+    return _equality(prediction, name, None, False)
+
+
+def _equality(prediction: dict[str, Any], name: str, expected: Any, case: bool) -> Grade:
+    return Grade.of(_is_equal(prediction, name, expected, case), f"E{_difference(prediction, name, expected)[1:]}.")
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
@@ -127,6 +287,12 @@ def _field_text(prediction: dict[str, Any], name: str) -> str:
     return "" if value is None else value_text(value)
 
 
+def _written(prediction: dict[str, Any], field: str | None) -> list[str]:
+    """The text of a field, or of all that the program wrote."""
+    values = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
+    return list(map(value_text, values))
+
+
 def exact(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, case: bool = False
 ) -> Grade:
@@ -136,9 +302,7 @@ def exact(
         case: whether texts are compared case-sensitively.
     """
     name, expected = _expected(task, field)
-    name = _field_name(prediction, rollout, field, name)
-    equal = _is_equal(prediction, name, expected, case)
-    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, expected)[1:]}.")
+    return _equality(prediction, _field_name(prediction, rollout, field, name), expected, case)
 
 
 def fields_match(
@@ -166,13 +330,12 @@ def fields_match(
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
 
 
-@arguments_rule(_validate_tolerance)
 def numeric(
     task: Task,
     prediction: dict[str, Any],
     rollout: Rollout | None,
     field: str | None = None,
-    tolerance: float | None = None,
+    tolerance: Annotated[float | None, Ge(0)] = None,
 ) -> Grade:
     """Grade 1 if |number - expected| <= tolerance * max(1, |expected|).
 
@@ -192,15 +355,12 @@ def numeric(
     value = _value(prediction, found_name)
     number = parse_number(value)
     if number is None:
-        return Grade(
-            value=0.0, reason=f"Expected the number {value_text(target)[:200]}, found {value_text(value)[:200]!r}."
-        )
+        return Grade.of(False, f"Expected the number {value_text(target)[:200]}, found {value_text(value)[:200]!r}.")
     exact_target = Fraction(target)
     if tolerance is None:
         tolerance = 0.0 if exact_target.denominator == 1 else 1e-6
     correct = abs(Fraction(number) - exact_target) <= Fraction(tolerance) * max(Fraction(1), abs(exact_target))
-    reason = "" if correct else f"Expected {value_text(target)[:200]}, found {value_text(number)[:200]}."
-    return Grade(value=float(correct), reason=reason)
+    return Grade.of(correct, f"Expected {value_text(target)[:200]}, found {value_text(number)[:200]}.")
 
 
 @arguments_rule(_validate_pattern)
@@ -215,8 +375,7 @@ def regex(
     if (null := _null_grade(task, prediction, field or "answer", name)) is not None:
         return null
     text = _field_text(prediction, name)[:100_000]
-    match = matches(pattern, text.strip())
-    return Grade(value=float(match), reason="" if match else f"{text[:200]!r} as a whole does not match {pattern!r}.")
+    return Grade.of(matches(pattern, text.strip()), f"{text[:200]!r} as a whole does not match {pattern!r}.")
 
 
 @arguments_rule(_validate_texts)
@@ -250,9 +409,7 @@ def one_of(
         return null
     value = _value(prediction, name)
     allowed = any(same(value, option) for option in values)
-    return Grade(
-        value=float(allowed), reason="" if allowed else f"{value_text(value)[:200]!r} is not one of {list(values)}."
-    )
+    return Grade.of(allowed, f"{value_text(value)[:200]!r} is not one of {list(values)}.")
 
 
 @arguments_rule(is_schema)
@@ -269,9 +426,7 @@ def json_schema(
     value = json_value(prediction if field is None else _value(prediction, field), placeholders=True)
     if len(text := value_text(value)) > MOST_CHARACTERS:
         name = field or "The prediction"
-        return Grade(
-            value=0.0, reason=f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
-        )
+        return Grade.of(False, f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}.")
     is_text = field is not None and isinstance(value, str)
     wrong = "It is a text." if is_text and not names_strings(schema) else wrong_by(schema, value)
     if wrong and is_text:
@@ -279,52 +434,37 @@ def json_schema(
             wrong = wrong_by(schema, json.loads(text))
         except (ValueError, RecursionError) as error:
             wrong = f"{field} is not JSON: {str(error)[:200]}."
-    return Grade(value=0.0, reason=wrong) if wrong else Grade(value=1.0)
+    return Grade.of(not wrong, wrong)
 
 
-@arguments_rule(_validate_limits)
 def length(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: Limit, field: str | None = None
 ) -> Grade:
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
-    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
-    words = sum(len(value_text(text).split()) for text in texts)
-    over = beyond(words, max_tokens)
-    return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")
-
-
-def _tools(prediction: dict[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
-    if rollout is not None and rollout.transitions:
-        return [{"name": t.name, "error": t.error} for t in rollout.tools]
-    steps = prediction.get("steps")
-    if steps is None:
-        raise NoGrade("tool calls are unknown: there is no rollout and the prediction has no field 'steps'")
-    listed = steps if isinstance(steps, list | tuple) else ()
-    return [{"name": step.get("tool"), "error": step.get("error")} for step in listed if isinstance(step, Mapping)]
+    words = sum(len(text.split()) for text in _written(prediction, field))
+    return Grade.beyond(words, max_tokens, f"{words} words, the limit is {max_tokens}.")
 
 
 def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | None, tool: str | None = None) -> Grade:
     """Grade 1 if at least one tool call (of `tool`, if given) ran without an error."""
-    calls = [call for call in _tools(prediction, rollout) if tool is None or call["name"] == tool]
+    calls = [call for call in calls_of(prediction, rollout) if tool is None or call["name"] == tool]
     if any(call["error"] is None for call in calls):
         return Grade(value=1.0)
     if not calls:
-        return Grade(value=0.0, reason=f"{tool} was not called." if tool else "No tool was called.")
-    return Grade(value=0.0, reason=f"Every call of {tool or 'a tool'} failed: {calls[-1]['error']}.")
+        return Grade.of(False, f"{tool} was not called." if tool else "No tool was called.")
+    return Grade.of(False, f"Every call of {tool or 'a tool'} failed: {calls[-1]['error']}.")
 
 
-@arguments_rule(_validate_limits)
-def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
+def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: Limit) -> Grade:
     """For a pitfall: 0 up to `budget` LM calls, rising linearly to 1 at twice the budget."""
     if rollout is None:
         raise NoGrade("the number of LM calls is unknown without a rollout")
     used = len(rollout.transitions)
-    return Grade(value=beyond(used, budget), reason=f"{used} LM calls, the budget is {budget}.")
+    return Grade.beyond(used, budget, f"{used} LM calls, the budget is {budget}.")
 
 
-@arguments_rule(_validate_limits)
 def thinking(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: int, wasted: bool = False
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: Limit, wasted: bool = False
 ) -> Grade:
     """1.0 for a run without thinking tokens, 0.0 from `budget` of them on, linear in between; 0.0 for a loop.
 
@@ -345,12 +485,11 @@ def thinking(
     return Grade(value=max(0.0, 1 - spent / budget), reason=f"{spent} thinking tokens of {budget}")
 
 
-@arguments_rule(_validate_limits)
-def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
+def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: Limit) -> Grade:
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:
         raise NoGrade("the number of tokens is unknown without a rollout")
-    return Grade(value=beyond(rollout.tokens, budget), reason=f"{rollout.tokens} tokens, the budget is {budget}.")
+    return Grade.beyond(rollout.tokens, budget, f"{rollout.tokens} tokens, the budget is {budget}.")
 
 
 _REFUSAL = re.compile(
@@ -364,6 +503,5 @@ _REFUSAL = re.compile(
 
 def refusal(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None) -> Grade:
     """For a pitfall: grade 1 if the answer begins with a refusal in English. Reads the first 300 characters."""
-    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
-    refused = any(_REFUSAL.search(value_text(text)[:300].replace("’", "'")) for text in texts)
+    refused = any(_REFUSAL.search(text[:300].replace("’", "'")) for text in _written(prediction, field))
     return Grade(value=float(refused), reason="The answer is a refusal." if refused else "")

@@ -14,8 +14,8 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade, beyond, not_expected
-from assay.rubrics.steps import plain_text
+from assay.rubrics.criteria import Grade, NoGrade, not_expected
+from assay.rubrics.steps import plain_text, step_of
 from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.records import Rollout, Transition
@@ -83,10 +83,8 @@ def completed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, f
     """
     wrong = _differences(task, prediction, field)
     if (ended := prediction.get("ended")) in ("gave_up", "limit"):
-        return Grade(
-            value=0.0, reason="The user gave up." if ended == "gave_up" else "The conversation did not end by itself."
-        )
-    return Grade(value=float(not wrong), reason="; ".join(wrong)[:300])
+        return Grade.of(False, "The user gave up." if ended == "gave_up" else "The conversation did not end by itself.")
+    return Grade.of(not wrong, "; ".join(wrong)[:300])
 
 
 def filled(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str = "outcome") -> Grade:
@@ -132,8 +130,7 @@ def turns_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     if not isinstance(needed, int) or isinstance(needed, bool) or needed < 1:
         raise NoGrade(f"task {task.id!r} does not say how many turns it needs: set budget, or turns in its metadata")
     turns = sum(isinstance(message, Mapping) and message.get("role") != "user" for message in messages)
-    over = beyond(turns, needed)
-    return Grade(value=over, reason=f"{turns} turns, {needed} are enough." if over else "")
+    return Grade.beyond(turns, needed, f"{turns} turns, {needed} are enough.")
 
 
 def user_repeated(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
@@ -252,9 +249,7 @@ def _turn(prediction: Mapping[str, Any], rollout: Rollout | None) -> _Turn:
     Raises:
         NoGrade: the call ends no turn, or the messages are unknown.
     """
-    transition = prediction.get("transition")
-    if not isinstance(transition, Transition):
-        raise NoGrade("a step check needs a transition")
+    transition = step_of(prediction)
     if rollout is None:
         raise NoGrade("the user's next message is unknown without a rollout")
     made = rollout.prediction or {}

@@ -43,10 +43,16 @@ class Grade:
     label: str | None = None
     confidence: float | None = None
 
+    @classmethod
+    def of(cls, holds: bool, otherwise: str = "") -> "Grade":
+        """Grade 1 if something holds; otherwise 0, with the reason."""
+        return cls(value=float(holds), reason="" if holds else otherwise)
 
-def beyond(used: float, budget: float) -> float:
-    """The grade of a pitfall: 0 up to a budget, rising linearly to 1 at twice the budget (at one if it is 0)."""
-    return min(1.0, max(0.0, (used - budget) / max(1, budget)))
+    @classmethod
+    def beyond(cls, used: float, budget: float, reason: str) -> "Grade":
+        """Grade of a pitfall: 0 up to a budget, rising linearly to 1 at twice the budget (at one if it is 0)."""
+        value = min(1.0, max(0.0, (used - budget) / max(1, budget)))
+        return cls(value=value, reason=reason if value else "")
 
 
 class NoGrade(Exception):

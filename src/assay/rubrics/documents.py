@@ -92,21 +92,15 @@ def answer_correct(task: Task, prediction: dict[str, Any], rollout: Rollout | No
         raise not_expected(task, "answer")
     answer = "" if has_abstained(prediction) else _answer(prediction)
     right = _is_right(task.expected["answer"], answer, spare_words)
-    return Grade(
-        value=float(right),
-        reason="" if right else f"Expected {task.expected['answer']!r}, found {str(answer)[:200]!r}.",
-    )
+    return Grade.of(right, f"Expected {task.expected['answer']!r}, found {str(answer)[:200]!r}.")
 
 
 def abstained(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if the prediction says that the documents have no answer; for tasks whose documents have none."""
     if is_answerable(task):
         raise NotApplicable("the documents have the answer")
-    abstained = has_abstained(prediction)
     answer = str(prediction.get("answer"))[:200]
-    return Grade(
-        value=float(abstained), reason="" if abstained else f"The documents have no answer, and it is {answer!r}."
-    )
+    return Grade.of(has_abstained(prediction), f"The documents have no answer, and it is {answer!r}.")
 
 
 def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
@@ -197,13 +191,13 @@ def answer_supported(task: Task, prediction: dict[str, Any], rollout: Rollout | 
     identity = cited if cited is None or isinstance(cited, str) else _identity(_passage(cited))
     passage = next((part for part in _passages(prediction) if identity and _identity(part) == identity), None)
     if passage is None:
-        return Grade(value=0.0, reason=f"The citation {str(identity)[:100]!r} is none of the retrieved passages.")
+        return Grade.of(False, f"The citation {str(identity)[:100]!r} is none of the retrieved passages.")
     answer, known = words(_answer(prediction)), set(words(passage.get("text", "")))
     if not answer:
-        return Grade(value=0.0, reason="The answer has no words.")
+        return Grade.of(False, "The answer has no words.")
     # a number is never a paraphrase
     if invented := [word for word in answer if word.lstrip("-")[0].isdigit() and word not in known]:
-        return Grade(value=0.0, reason=f"{invented[0]} is not in the cited passage.")
+        return Grade.of(False, f"{invented[0]} is not in the cited passage.")
     known |= set(words(list(task.inputs.values())[:1]))  # the first input is the question
     missing = [word for word in answer if word not in known]
     reason = f"Not in the cited passage: {', '.join(missing[:10])}." if missing else ""

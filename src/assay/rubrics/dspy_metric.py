@@ -285,9 +285,6 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-# -- Dspy metric.
-
-
 class RubricMetric:
     """`metric(example, prediction, trace=None, pred_name=None, pred_trace=None)`.
 

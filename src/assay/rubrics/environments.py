@@ -5,11 +5,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt
 
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
-from assay.traces.records import Rollout, Transition
+from assay.rubrics.steps import step_of
+from assay.traces.records import Rollout
 
 __all__ = [
     "episode_ended",
@@ -46,11 +49,6 @@ def _check_range(low: float = 0.0, high: float = 1.0, **_: Any) -> None:
         raise ValueError(f"low={low!r} must be a number below high={high!r}")
 
 
-def _check_scale(scale: float = 1.0, **_: Any) -> None:
-    if not (is_number(scale) and math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale!r} must be a finite number > 0")
-
-
 def _graded(value: float, low: float, high: float) -> float:
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
@@ -72,7 +70,7 @@ def episode_ended(task: Task, prediction: dict[str, Any], rollout: Rollout | Non
     """Grade 1 if the episode ended, 0 if the agent was stopped (`max_steps`, a repeated refused action)."""
     steps = episode_steps(prediction)
     ended = bool(steps) and steps[-1].get("done") is True
-    return Grade(value=float(ended), reason="" if ended else f"The episode had not ended after {len(steps)} actions.")
+    return Grade.of(ended, f"The episode had not ended after {len(steps)} actions.")
 
 
 def valid_actions(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
@@ -103,7 +101,7 @@ def last_info(
     """
     taken = [step for step in episode_steps(prediction) if step.get("error") is None]
     if not taken:
-        return Grade(value=0.0, reason="No action was accepted.")
+        return Grade.of(False, "No action was accepted.")
     info = taken[-1].get("info")
     value = info.get(field) if isinstance(info, Mapping) else None
     if value is None or not _is_finite(value):
@@ -111,13 +109,12 @@ def last_info(
     return Grade(value=_graded(float(value), low, high), reason=f"{field} is {float(value):g}.")
 
 
-@arguments_rule(_check_scale)
 def step_reward(
     task: Task,
     prediction: dict[str, Any],
     rollout: Rollout | None,
     *,
-    scale: float = 1.0,
+    scale: Annotated[float, Gt(0)] = 1.0,
     losses: bool = False,
 ) -> Grade:
     """Reward of the environment for the actions that an LM call wrote, divided by `scale`; at most 1.
@@ -139,9 +136,7 @@ def written_by(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[M
     Raises:
         NoGrade: it wrote none.
     """
-    transition = prediction.get("transition")
-    if not isinstance(transition, Transition):
-        raise NoGrade("a step check needs a transition")
+    transition = step_of(prediction)
     recorded = (rollout.prediction or {}) if rollout is not None else {}
     steps = [step for step in episode_steps(recorded) if step.get("call") == transition.t]
     if not steps:

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -17,7 +18,7 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
+from assay.rubrics import checks, conversations, documents, environments, steps, tools
 from assay.rubrics.calling import as_check, definition_of
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec, no_such_condition
@@ -79,15 +80,8 @@ class JudgeFile(StrictModel):
     """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
 
     def spec(self) -> JudgeSpec:
-        return JudgeSpec(
-            text=self.text,
-            scale=tuple(self.scale),
-            anchors=self.anchors,
-            kind=self.kind,
-            grades=self.grades,
-            shows=tuple(self.shows),
-            use=self.use,
-        )
+        fields = {name: getattr(self, name) for name in JudgeFile.model_fields}
+        return JudgeSpec(**{**fields, "scale": tuple(self.scale), "shows": tuple(self.shows)})
 
 
 class CriterionFile(StrictModel):
@@ -196,22 +190,21 @@ def _toml(text: str, path: Path) -> Any:
     return tomllib.loads(text)
 
 
-def _verifiers(entry: Mapping[str, Any], where: str) -> Criterion:
-    if unknown := sorted(set(entry) - {"name", "text", "weight", "choices"}):
-        raise RubricError(f"{where}: unknown keys {unknown}; verifiers' criteria have name, text, weight and choices")
-    if missing := [key for key in ("name", "text") if not isinstance(entry.get(key), str) or not entry[key].strip()]:
-        raise RubricError(f"{where}: {', '.join(missing)} must be a non-empty string")
-    choices, weight = entry.get("choices", ["no", "yes"]), entry.get("weight", 1.0)
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise RubricError(f"{where}: choices={choices!r} must be a list of strings, worst first")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
-        raise RubricError(f"{where}: weight={weight!r} must be a number >= 0 in verifiers' format")
+class _Verifiers(StrictModel):
+    # A criterion of verifiers.
+    name: Annotated[str, pydantic.StringConstraints(strip_whitespace=True, min_length=1)]
+    text: Annotated[str, pydantic.StringConstraints(strip_whitespace=True, min_length=1)]
+    weight: float = pydantic.Field(1.0, strict=True, ge=0, allow_inf_nan=False)
+    choices: list[str] = ["no", "yes"]
+
+
+def _verifiers(entry: dict[str, Any], where: str) -> Criterion:
+    parsed, problems = validated(entry, None, _Verifiers)
+    if parsed is None:
+        raise RubricError(f"{where}: {'; '.join(message for _, message in problems)}")
     try:
-        return Criterion(
-            name=_identifier(entry["name"]),
-            weight=float(weight),
-            judge=JudgeSpec(text=entry["text"], scale=tuple(choices)),
-        )
+        judge = JudgeSpec(text=parsed.text, scale=tuple(parsed.choices))
+        return Criterion(name=_identifier(parsed.name), weight=parsed.weight, judge=judge)
     except RubricError as error:
         raise RubricError(f"{where}: {error}") from None
 
@@ -262,9 +255,6 @@ def _identifier(name: str) -> str:
     return f"c_{word}" if word[0].isdigit() else word
 
 
-# -- Loading.
-
-
 SHIPPED = (
     "answer_from_documents",
     "classify",
@@ -287,7 +277,7 @@ _OF_PROGRAMS = [import_module(f"assay.shipped.programs.{name}.checks") for name 
 SHIPPED_CHECKS: Mapping[str, Check] = {
     name: getattr(module, name)
     for module in (
-        *(checks, code_checks, tested, tools, steps, conversations, documents, environments),
+        *(checks, code_checks, tools, steps, conversations, documents, environments),
         *_OF_PROGRAMS,
     )
     for name in module.__all__
@@ -370,17 +360,16 @@ def _criteria(
     criteria: list[Criterion] = []
     problems: list[Problem] = []
     names = Counter(entry.name for entry in entries if entry is not None)
+    seen = set[str]()
     for index, entry in enumerate(entries):
         if entry is None:
             continue
         messages = [no_such_condition(entry.name, entry.when, names)] if entry.when and entry.when not in names else []
-        if names[entry.name] > 1 and any(other is not None and other.name == entry.name for other in entries[:index]):
-            messages.append(f"there is already a criterion {entry.name!r}")
-        try:
-            criteria.append(_criterion(entry, folder))
-        except RubricError as error:
-            messages += str(error).split("\n")
-        problems += [(line_of(node, ("criteria", index)), message) for message in messages]
+        messages += [f"there is already a criterion {entry.name!r}"] if entry.name in seen else []
+        seen.add(entry.name)
+        criterion, wrong = _criterion(entry, folder)
+        criteria += [criterion] if criterion is not None else []
+        problems += [(line_of(node, ("criteria", index)), message) for message in [*messages, *wrong]]
     return criteria, problems
 
 
@@ -497,42 +486,28 @@ def _text_of_one(name: str, key: str, value: str) -> str:
     return json.dumps({"name": name, "criteria": [{"name": name, key: value}]})  # JSON is YAML
 
 
-def _criterion(entry: CriterionFile, folder: Path | None) -> Criterion:
-    """Builds the criterion of a file entry.
-
-    Raises:
-        RubricError: the entry is invalid; the message has one line per problem.
-    """
+def _criterion(entry: CriterionFile, folder: Path | None) -> tuple[Criterion | None, list[str]]:
+    """The criterion of a file entry, or None and its problems."""
     problems: list[str] = []
-    judge, check, source = None, None, entry.check or entry.metric or ""
+
+    def made(make: Callable[[CriterionFile, Path | None], Any], placeholder: Any) -> Any:
+        """The judge or check; where it is invalid a placeholder, so that the other fields are validated too."""
+        try:
+            return make(entry, folder)
+        except RubricError as error:
+            problems.append(f"criterion {entry.name!r}: {error}")
+            return placeholder
+
+    source, essential = entry.check or entry.metric or "", entry.essential
+    fields = entry.model_dump(include={"name", "weight", "scope", "range", "when"})
+    fields["judge"] = made(_judge_of, None if entry.judge is None else JudgeSpec(text="?"))
+    fields["check"] = made(_check_of, _any_check)
+    fields["essential"] = None if essential is None else Essential(**essential.model_dump())
     try:
-        judge = _judge_of(entry, folder)
+        criterion = Criterion(**fields, arguments=entry.with_, source=source)
     except RubricError as error:
-        problems.append(f"criterion {entry.name!r}: {error}")
-    try:
-        check = _check_of(entry, folder)
-    except RubricError as error:
-        problems.append(f"criterion {entry.name!r}: {error}")
-    try:  # a judge or check that failed above is replaced by a placeholder, so that the other fields are validated too
-        criterion = Criterion(
-            name=entry.name,
-            weight=entry.weight,
-            scope=entry.scope,
-            check=_any_check if check is None and source else check,
-            range=entry.range,
-            judge=JudgeSpec(text="?") if judge is None and entry.judge is not None else judge,
-            arguments=entry.with_,
-            essential=None
-            if entry.essential is None
-            else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
-            when=entry.when,
-            source=source,
-        )
-    except RubricError as error:
-        raise RubricError("\n".join([*problems, str(error)])) from None
-    if problems:
-        raise RubricError("\n".join(problems))
-    return criterion
+        return None, [*problems, str(error)]
+    return (None, problems) if problems else (criterion, [])
 
 
 def _check_of(entry: CriterionFile, folder: Path | None) -> Check | None:
@@ -548,29 +523,16 @@ def _any_check(*_: Any, **__: Any) -> None:
 
 
 def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
-    beside = [name for name in ("scale", "anchors", "shows") if getattr(entry, name) is not None]
-    if isinstance(entry.judge, JudgeFile):
-        if beside:
-            raise RubricError(f"set {', '.join(beside)} either inside judge or next to its text, not both")
-        return _resolve_use(entry.judge, folder).spec()
-    if entry.judge is not None:
-        return JudgeSpec(
-            text=entry.judge,
-            scale=tuple(entry.scale) if entry.scale is not None else ("no", "yes"),
-            anchors=entry.anchors or {},
-            shows=tuple(entry.shows or ()),
-        )
-    if beside:
+    named = {name: getattr(entry, name) for name in ("scale", "anchors", "shows")}
+    beside = {name: value for name, value in named.items() if value is not None}
+    if entry.judge is None and beside:
         raise RubricError(f"{', '.join(beside)}: only a judge has this; a check has none")
-    return None
-
-
-def _resolve_use(judge: JudgeFile, folder: Path | None) -> JudgeFile:
-    """Makes the path in `use` relative to the rubric's folder; a shipped judge has a path of its own."""
-    if not judge.use:
-        return judge
-    path = shipped_judge(judge.use) or (folder or Path()) / judge.use
-    return judge.model_copy(update={"use": str(path)})
+    if not isinstance(entry.judge, JudgeFile):
+        return None if entry.judge is None else JudgeFile(text=entry.judge, **beside).spec()
+    if beside:
+        raise RubricError(f"set {', '.join(beside)} either inside judge or next to its text, not both")
+    spec = entry.judge.spec()
+    return replace(spec, use=str(shipped_judge(spec.use) or (folder or Path()) / spec.use)) if spec.use else spec
 
 
 def shipped_judge(name: str) -> Path | None:

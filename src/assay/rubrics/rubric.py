@@ -25,9 +25,8 @@ from assay.rubrics.criteria import (
     is_number,
     merge_judge_criteria,
 )
-from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
-from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade, read_by, set_failure
+from assay.rubrics.scoring import ScoreResult, combine, failure_of, fields_of, grade, read_by, set_failure, task_of
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.support.values import json_text
@@ -253,7 +252,7 @@ class Rubric:
     def _verdict(
         self, c: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout | None, verdicts: dict[str, Verdict]
     ) -> Verdict:
-        """Returns the verdict on a final criterion; grades it and adds it to `verdicts` if it is not there.
+        """Returns the verdict on a criterion; grades it and adds it to `verdicts` if it is not there.
 
         Conditions (`when`) are decided first.
         """
@@ -311,9 +310,8 @@ class Rubric:
         began, limit = time.monotonic(), current_limit()
         verdict = grade(criterion, grader, task, fields, rollout)
         timed_out = limit is not None and time.monotonic() - began >= limit
-        if (
-            verdict.grade is None and verdict.applies and not timed_out
-        ):  # a grader that used its whole time limit is not retried
+        # a grader that used its whole time limit is not retried
+        if criterion.scope == "final" and verdict.grade is None and verdict.applies and not timed_out:
             spent = verdict.cost_usd
             with sample_scope(1):  # a new sample, so that the response cache does not repeat the first answer
                 verdict = grade(criterion, grader, task, fields, rollout)
@@ -321,13 +319,13 @@ class Rubric:
         return verdict
 
     def _failed(self, failure: Failed) -> ScoreResult:
-        value, mark = (0.0, 0.0) if failure.by_agent else (math.nan, None)
+        mark = 0.0 if failure.by_agent else None
         verdicts = tuple(
             Verdict(criterion=c.name, grade=mark if c.weight >= 0 else None, weight=c.weight, reason=failure.reason)
             for c in self.finals
         )
         return ScoreResult(
-            value=value,
+            value=0.0 if failure.by_agent else math.nan,
             verdicts=verdicts,
             coverage=1.0 if failure.by_agent else 0.0,
             feedback=f"The run failed: {failure.reason}",
@@ -348,22 +346,12 @@ class Rubric:
         for transition in rollout.transitions:
             verdicts = dict(finals)
             for c in steps:
-                self._step_verdict(c, task, {"transition": transition}, rollout, verdicts)
+                self._verdict(c, task, {"transition": transition}, rollout, verdicts)
             rewards.append({c.name: c.weight * value for c in steps if (value := verdicts[c.name].grade) is not None})
         total = math.fsum(value for entry in rewards for value in entry.values() if value > 0)
         if total > self.step_cap:
             rewards = [{k: v * self.step_cap / total if v > 0 else v for k, v in entry.items()} for entry in rewards]
         return rewards
-
-    def _step_verdict(
-        self, c: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout, verdicts: dict[str, Verdict]
-    ) -> Verdict:
-        if c.name not in verdicts:
-            replacement = None
-            if (gate := self._by_name.get(c.when)) is not None:
-                replacement = condition(c, gate, self._step_verdict(gate, task, fields, rollout, verdicts))
-            verdicts[c.name] = replacement or grade(c, self._graders[c.name], task, fields, rollout)
-        return verdicts[c.name]
 
     def _final_verdicts(self, task: Task, rollout: Rollout) -> dict[str, Verdict]:
         """The rollout's verdicts on final criteria. If it has none, checks are run; judges are not called."""

@@ -4,15 +4,15 @@ Checks of tool calls raise `NoGrade` for a transition without tool calls.
 """
 
 import ast
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.datasets import Task
 from assay.errors import FailureKind
 from assay.models.line_grammar import LINES
 from assay.rubrics.criteria import Grade, NoGrade
-from assay.rubrics.syntax import SYNTAX
 from assay.support.sections import answer_fields, prompt_fields
 from assay.support.values import json_text
 from assay.traces.messages.dialects import chat_messages, part_texts
@@ -30,6 +30,59 @@ __all__ = [
     "tool_executed",
 ]
 
+# -- Syntax tests for tool arguments: whether a text is well formed in a language, without running it.
+
+
+_ARITHMETIC = (
+    ast.Expression,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Constant,
+    ast.operator,
+    ast.unaryop,
+    ast.Call,
+    ast.Name,
+    ast.Load,
+)
+_SQL = re.compile(r"\s*(select|with|insert|update|delete|create|drop|alter|pragma|explain|values)\b", re.IGNORECASE)
+
+
+def _arithmetic(text: str) -> bool:
+    expression = text.split("=")[0].replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip()
+    try:
+        nodes = list(ast.walk(ast.parse(expression, mode="eval")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(isinstance(node, _ARITHMETIC) for node in nodes) and any(
+        isinstance(node, ast.Constant) for node in nodes
+    )
+
+
+def _python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _sql(text: str) -> bool:
+    """Starts with a statement keyword, and quotes and parentheses are balanced."""
+    unquoted = re.sub(r"'(?:[^']|'')*'|\"[^\"]*\"", "", text)
+    balanced = unquoted.count("(") == unquoted.count(")") and not re.search(r"['\"]", unquoted)
+    return bool(_SQL.match(text)) and balanced
+
+
+SYNTAX: dict[str, Callable[[str], bool]] = {"arithmetic": _arithmetic, "json": _json, "python": _python, "sql": _sql}
+
 # sections of dspy.ReAct's field `trajectory`
 _TRAJECTORY = re.compile(r"(thought|tool_name|tool_args|observation)_\d+")
 # punctuation of lists and mappings in the notations of Python, JSON and DSPy
@@ -39,7 +92,12 @@ _MARKS = re.compile(r"\[\d+\] «|\\[nt\"']|[\"'«»\[\](){}]|[,:](?=\s|$)")
 _LANGUAGES = {"expression": "arithmetic", "code": "python", "sql": "sql", "json": "json"}  # by argument name
 
 
-def _transition(prediction: dict[str, Any]) -> Transition:
+def step_of(prediction: Mapping[str, Any]) -> Transition:
+    """The LM call that a step check grades.
+
+    Raises:
+        NoGrade: there is none: the check is of another scope.
+    """
     transition = prediction.get("transition")
     if not isinstance(transition, Transition):
         raise NoGrade("a step check needs a transition")
@@ -47,7 +105,7 @@ def _transition(prediction: dict[str, Any]) -> Transition:
 
 
 def _with_tools(prediction: dict[str, Any]) -> Transition:
-    transition = _transition(prediction)
+    transition = step_of(prediction)
     if not transition.tools:
         raise NoGrade("the step called no tool")
     return transition
@@ -55,8 +113,11 @@ def _with_tools(prediction: dict[str, Any]) -> Transition:
 
 def answered(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if the model answered without an error."""
-    transition = _transition(prediction)
-    return Grade(value=float(transition.error is None and bool(transition.output.strip() or transition.tools)))
+    return Grade.of(_has_answered(step_of(prediction)))
+
+
+def _has_answered(transition: Transition) -> bool:
+    return transition.error is None and bool(transition.output.strip() or transition.tools)
 
 
 def parsed(
@@ -76,21 +137,18 @@ def parsed(
         fields: required fields; by default those the schema requires.
         tools_only: grade only steps with a tool call.
     """
-    transition = _with_tools(prediction) if tools_only else _transition(prediction)
+    transition = _with_tools(prediction) if tools_only else step_of(prediction)
     schema = output_schema(transition.request)
     required = list(fields) or list((schema or {}).get("required", ()))
     if not required and not (schema and transition.output.strip()):
-        unread = transition.failure is FailureKind.PARSE
-        return Grade(
-            value=float(transition.error is None and not unread and bool(transition.output.strip() or transition.tools))
-        )
+        return Grade.of(_has_answered(transition) and transition.failure is not FailureKind.PARSE)
     calls = [(tool.name, tool.arguments) for tool in transition.tools]
     values = answer_fields(transition.output, calls, list((schema or {}).get("properties", ())) or required)
     if missing := [name for name in required if values.get(name) in (None, "", [], {})]:
-        return Grade(value=0.0, reason=f"missing or empty: {', '.join(missing)}")
+        return Grade.of(False, f"missing or empty: {', '.join(missing)}")
     if schema is not None and not schema.get(LINES):
         wrong = _violation(schema, values)
-        return Grade(value=float(wrong is None), reason=(wrong or "")[:200])
+        return Grade.of(wrong is None, (wrong or "")[:200])
     return Grade(value=1.0)
 
 
@@ -289,7 +347,7 @@ def not_repeated(task: Task, prediction: dict[str, Any], rollout: Rollout | None
         raise NoGrade("earlier calls are unknown without a rollout")
     calls = [_call_key(tool) for tool in transition.tools]
     earlier = {_call_key(tool) for tool in _tools_before(rollout, transition.t)}
-    return Grade(value=float(len(set(calls)) == len(calls) and not earlier & set(calls)))
+    return Grade.of(len(set(calls)) == len(calls) and not earlier & set(calls))
 
 
 def refinement_gain(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, losses: bool = False) -> Grade:
@@ -301,7 +359,7 @@ def refinement_gain(task: Task, prediction: dict[str, Any], rollout: Rollout | N
     Args:
         losses: grade the size of a negative gain instead, for a criterion of negative weight.
     """
-    transition = _transition(prediction)
+    transition = step_of(prediction)
     for entry in ((rollout.prediction or {}) if rollout is not None else {}).get("rounds") or ():
         calls, gain = entry.get("calls"), entry.get("gain")
         if gain is not None and calls and calls[1] > calls[0] and calls[1] - 1 == transition.t:
@@ -317,16 +375,14 @@ def shortened(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
     transition = _with_tools(prediction)
     if rollout is None:
         raise NoGrade("earlier results are unknown without a rollout")
-    known = {
-        plain_text(tool.result)
-        for tool in _tools_before(rollout, transition.t)
-        if tool.error is None and tool.result is not None
-    }
-    new = {
-        plain_text(tool.result) for tool in transition.tools if tool.error is None and tool.result is not None
-    } - known
+    known = _results(_tools_before(rollout, transition.t))
+    new = _results(transition.tools) - known
     needed = getattr(task, "metadata", {}).get("tool_calls")
-    return Grade(value=float(bool(new) and (not isinstance(needed, int) or len(known) < needed)))
+    return Grade.of(bool(new) and (not isinstance(needed, int) or len(known) < needed))
+
+
+def _results(tools: Sequence[ToolCall]) -> set[str]:
+    return {plain_text(tool.result) for tool in tools if tool.error is None and tool.result is not None}
 
 
 def _tools_before(rollout: Rollout, t: int) -> list[ToolCall]:

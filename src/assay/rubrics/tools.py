@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.datasets import Task
-from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, beyond, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, not_expected
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -194,9 +194,6 @@ def _plain(text: str) -> str:
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 
-# -- Tools.
-
-
 def needs_tool(task: Task) -> bool | None:
     """Whether a task needs a tool; None if it does not say."""
     wanted, metadata = task.expected.get("calls"), task.metadata
@@ -218,17 +215,17 @@ def made_calls(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[d
         return [{"arguments": {}, "error": None, **call} for call in listed]
     if rollout is not None and (rollout.transitions or rollout.tools):
         return [{"name": call.name, "arguments": call.arguments, "error": call.error} for call in rollout.tools]
-    steps = prediction.get("steps")
-    if isinstance(steps, list | tuple):
-        return [
-            {"name": step.get("tool"), "arguments": step.get("arguments") or {}, "error": step.get("error")}
-            for step in steps
-            if isinstance(step, Mapping)
-        ]
-    return None
+    if (steps := prediction.get("steps")) is None:
+        return None
+    return [
+        {"name": step.get("tool"), "arguments": step.get("arguments") or {}, "error": step.get("error")}
+        for step in (steps if isinstance(steps, list | tuple) else ())
+        if isinstance(step, Mapping)
+    ]
 
 
-def _calls(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
+def calls_of(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
+    """As `made_calls`. Raises `NoGrade` if they are not known."""
     calls = made_calls(prediction, rollout)
     if calls is None:
         raise NoGrade("tool calls are unknown: the prediction has no field 'calls' or 'steps', and there is no rollout")
@@ -249,18 +246,15 @@ def adoption_when_needed(task: Task, prediction: dict[str, Any], rollout: Rollou
     """Grade 1 if a tool was called, on tasks that need one; does not apply to others."""
     if not _needed(task):
         raise NotApplicable("the task needs no tool")
-    called = bool(_calls(prediction, rollout))
-    return Grade(value=float(called), reason="" if called else "No tool was called, and the task needs one.")
+    return Grade.of(bool(calls_of(prediction, rollout)), "No tool was called, and the task needs one.")
 
 
 def abstention_when_not(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if no tool was called, on tasks that need none; does not apply to others."""
     if _needed(task):
         raise NotApplicable("the task needs a tool")
-    calls = _calls(prediction, rollout)
-    return Grade(
-        value=float(not calls), reason=f"{calls[0]['name']} was called, and the task needs no tool." if calls else ""
-    )
+    calls = calls_of(prediction, rollout)
+    return Grade.of(not calls, f"{calls[0]['name']} was called, and the task needs no tool." if calls else "")
 
 
 def argument_exactness(
@@ -283,7 +277,7 @@ def argument_exactness(
         expected = expected_calls(listed)
     except ValueError as error:
         raise NoGrade(f"task {task.id!r}: {error}") from None
-    made = [call for call in _calls(prediction, rollout) if call["error"] is None]
+    made = [call for call in calls_of(prediction, rollout) if call["error"] is None]
     matched, reason = matched_calls(made, expected, _schemas(task))
     share = matched / max(len(made), len(expected))
     return Grade(value=float(share == 1) if all_or_nothing else share, reason=f"{reason}." if reason else "")
@@ -299,7 +293,7 @@ def _schemas(task: Task) -> dict[str, Any]:
 
 def recovery_after_error(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Share of failed calls whose next call had no error; does not apply to runs without a failed call."""
-    calls = _calls(prediction, rollout)
+    calls = calls_of(prediction, rollout)
     following = [
         index + 1 < len(calls) and calls[index + 1]["error"] is None
         for index, call in enumerate(calls)
@@ -318,12 +312,11 @@ def calls_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     Args:
         budget: default: the number of calls that the task needs.
     """
-    calls = len(_calls(prediction, rollout))
+    calls = len(calls_of(prediction, rollout))
     needed: Any = budget
     if needed is None:
         listed = task.expected.get("calls", task.metadata.get("tool_calls"))
         needed = len(listed) if isinstance(listed, list | tuple) else listed
     if not isinstance(needed, int) or isinstance(needed, bool) or needed < 0:
         raise NoGrade(f"task {task.id!r} does not say how many calls it needs: set budget, or expected.calls")
-    over = beyond(calls, needed)
-    return Grade(value=over, reason=f"{calls} tool calls, the budget is {needed}." if over else "")
+    return Grade.beyond(calls, needed, f"{calls} tool calls, the budget is {needed}.")

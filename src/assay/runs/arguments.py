@@ -17,8 +17,7 @@ from assay.errors import AssayError, ConfigError, DataError, ProgramError
 from assay.evaluation.statistics import fewest_to_accept
 from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class
-from assay.programs.saved import read_saved_state
+from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class, read_saved_state
 from assay.programs.state import with_saved_state
 from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wrapped
 from assay.rubrics.loading import RubricSource, rubric_name

@@ -1,6 +1,6 @@
 """Writes the artifact of a job: once for trial before the first call, and with the result at the end.
 
-Does not run a job: `assay.api.compile`, `assay.api.tune` and `assay.api.improve.run` do.
+Does not run a job: the commands do.
 """
 
 import contextlib
@@ -194,7 +194,7 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
         "version": program_version(recorded.program, recorded.settings["adapter"]),
         "settings": recorded.settings,
         **_prompt_formats(job, recorded),
-        "model": config.model,
+        "model": config.model_name,
         "api_base": config.api_base or job.session.lm.recording.address,
         "api_key_env": config.api_key_env,
         "weights": engine.weights,

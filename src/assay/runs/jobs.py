@@ -27,8 +27,7 @@ from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
-from assay.programs.loading import BuiltFromTasks, full_name, program_class
-from assay.programs.saved import models_in_state
+from assay.programs.loading import BuiltFromTasks, full_name, models_in_state, program_class
 from assay.programs.state import with_saved_state
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
@@ -37,7 +36,7 @@ from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
-from assay.runs.groups import AnyJob
+from assay.runs.groups import AnyJob, StagedJob
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import DEFAULT_MODEL
@@ -103,6 +102,16 @@ class Job:
         self.store.settle()
         usages = usage_of_models(self.store, run_id or self.run_id)
         return {"model": self.session.lm.model, "models": [asdict(usage) for usage in usages]}
+
+    def spent(self, called: Mapping[str, Any]) -> dict[str, Any]:
+        """What the job has used so far, by the names that its report has. `called`: see `models`."""
+        usage, unrecorded = self.session.meter.usage, self.session.recorder.unrecorded
+        return {
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
+            "cost_usd": unrecorded.cost(usage.known_cost_usd), "unpriced_calls": usage.unpriced, **called,
+            **unrecorded.to_dict(), "rows_not_stored": self.store.not_stored, "data": self.rows.to_dict(),
+            "test_openings": self.openings.to_dict() if self.openings else None,
+        }  # fmt: skip
 
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
@@ -320,7 +329,7 @@ def _splits(
     known: Mapping[str, str],
 ) -> Splits:
     """The splits of the data; with a curriculum those of its stages."""
-    source = config.curriculum if isinstance(config, CurriculumSettings) else None
+    source = config.curriculum if isinstance(config, CurriculumSettings | StagedJob) else None
     curriculum = None if source is None else load_curriculum(source)
     if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
         progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")

@@ -1,4 +1,4 @@
-"""Loads rubrics and judges, including compiled ones.
+"""Loads rubrics and judges, including compiled ones, and compiled programs.
 
 Loading runs their code; artifacts made by others are loaded only if they are trusted. A rubric of checks alone loads
 neither DSPy nor SQLAlchemy.
@@ -28,6 +28,26 @@ if TYPE_CHECKING:
     from assay.judges.loading import AnyJudge
 
 JUDGE_TEMPERATURE = 0.1
+
+
+@takes()
+def load(path: str | Path, *, program: "dspy.Module | None" = None, trust: bool = False) -> "dspy.Module":
+    """Loads the compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
+
+    If the artifact has source files, loading runs them.
+
+    Args:
+        program: uncompiled instance to load into, for programs that cannot be built from their name; no file of the
+            artifact is run then.
+        trust: permanently trust an artifact that somebody else compiled; see `docs/explanation/security.md`.
+    Raises:
+        UntrustedArtifact: it has code that this user has neither compiled nor trusted.
+        ArtifactError: it was changed, or has no program.
+    """
+    from assay.deployment.artifact import load_artifact
+
+    with trusting(trust):
+        return load_artifact(path, program=program).runnable()
 
 
 @takes()

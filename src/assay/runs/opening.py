@@ -23,7 +23,7 @@ from assay.models.thinking import ThinkingError
 from assay.models.unrecorded import Unrecorded
 from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
-from assay.runs.groups import ProgramJob
+from assay.runs.groups import KeyedJob
 from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.support.names import place_in
@@ -32,7 +32,7 @@ from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk,
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
 
-Config: TypeAlias = CommonSettings | ProgramJob
+Config: TypeAlias = CommonSettings | KeyedJob  # until all commands have left `assay.runs.settings`
 
 
 @dataclass
@@ -67,8 +67,8 @@ def open_run(
     home = home_of(store)
     lock = exclusive_lock(home / "runs" / f"{config.key}.lock")
     with lock, ExitStack() as after, opened_store(store, progress) as opened:
-        if config.salt is not None:
-            claim_salt(opened, config.salt)
+        if config.stored_salt is not None:
+            claim_salt(opened, config.stored_salt)
         run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
         folder = run_folder(store, run_id)
         started, status, ended = time.time(), "failed", False

@@ -1,7 +1,7 @@
 """Settings of the judges that score stored rollouts, for `assay traces score`, deployments and loops."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
@@ -32,10 +32,12 @@ class StoredJudge(Settings):
     """Price of the judges' model in US dollars for a million tokens of prompt and answer: 0.15,0.60. By default
     litellm's, to which litellm.register_model adds."""
 
+    OF_JUDGE: ClassVar[Sequence[str]] = ("judge_api_base", "judge_api_key_env", "judge_thinking", "price")
+
     def check(self) -> None:
         check_address(self.judge_api_base, "judge_api_base")
         if self.judge_model is None:
-            for name in self.changed("judge_api_base", "judge_api_key_env", "judge_thinking", "price"):
+            for name in self.changed(*self.OF_JUDGE):
                 if not is_of_project(name, getattr(self, name)):
                     raise ConfigError("would have no effect without `judge_model`", field=name)
 

@@ -10,20 +10,10 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from assay.errors import ConfigError
-from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
+from assay.support.meant import keyword_hint
+from assay.support.settings import Declared, Setting, check_value, members_of_type, settings_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# keywords of DSPy, and of other functions of assay -> what stands for them here
-_MEANT = {
-    "trainset": "data={'train': …}",
-    "valset": "data={'val': …}",
-    "devset": "data={'val': …}",
-    "testset": "data={'test': …}",
-    "metric": "rubric=…",
-    "lm": "model=…",
-    "student": "program=…",
-    "state": "program=ARTIFACT, of compile(…, state=…),",
-}
 _SIMPLE = (bool, int, float, str, Path, NoneType)
 
 
@@ -113,11 +103,8 @@ def _unexpected(function: str, unknown: Sequence[str], keywords: Mapping[str, An
             f"{function}() has no size of a single split: give sizes={{'val': {keywords['size']!r}}}, with the split's "
             "name"
         )
-    meant = {name: text for name, text in _MEANT.items() if text.partition("=")[0] in names}
-    right = {name: meant.get(name) or nearest(name, names) for name in unknown}
-    hints = ", ".join(
-        f"{text if '=' in text else repr(text)} instead of {name!r}" for name, text in right.items() if text is not None
-    )
+    right = {name: keyword_hint(name, names) for name in unknown}
+    hints = ", ".join(f"{text} instead of {name!r}" for name, text in right.items() if text)
     return f"{function}() got unexpected keywords: {', '.join(unknown)}." + (
         f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(names))}."
     )

@@ -1,6 +1,7 @@
 """Numbers as text. A number that rounds to zero has no minus sign: `-0.000` reads as a loss."""
 
 from decimal import Decimal
+from math import isfinite
 
 
 def counted(number: float, things: str) -> str:
@@ -23,9 +24,9 @@ def price(value: float | None) -> str:
 
 def figure(value: float | None, digits: int = 3) -> str:
     """A number with these decimals; a dash where there is none."""
-    return "–" if value is None else f"{value:z.{digits}f}"
+    return f"{value:z.{digits}f}" if value is not None and isfinite(value) else "–"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
     """A difference with its sign: `+0.100`; `+0.000` if it rounds to zero, a dash where there is none."""
-    return "–" if value is None else f"{value:+z.{digits}f}"
+    return f"{value:+z.{digits}f}" if value is not None and isfinite(value) else "–"

@@ -21,6 +21,7 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
     Union,
@@ -33,10 +34,13 @@ from typing import get_type_hints as types_of
 from annotated_types import BaseMetadata, Ge, Gt, Le
 
 from assay.errors import ConfigError
+from assay.support.meant import keyword_hint
 from assay.support.settings import LARGEST_SEED, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 _RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
 _LONGEST = 200  # characters of a value in a message
@@ -54,6 +58,7 @@ class Flag:
         path: the value may be a path, which the project file gives relative to itself.
         commas: a list is one value with commas; otherwise the flag is repeated.
         key: the project file may set it. False for what one call is about, such as the run whose rollouts are listed.
+        stored: a setting of a job that is stored with it although the project file may not set it.
         job: part of what a job is. False: how far and where it runs, so that another value resumes the same job.
         shown: the command line has it. False for objects, which only Python can give.
     """
@@ -64,6 +69,7 @@ class Flag:
     path: bool = False
     commas: bool = False
     key: bool = True
+    stored: bool = False
     job: bool = True
     shown: bool = True
 
@@ -83,7 +89,7 @@ class Parse:
 
 
 class _Lenient:
-    """Metadata of a pair, for which pydantic takes a list too, as the project file has no other."""
+    """Metadata of a tuple, for which pydantic takes a list too, as files have no other."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         return {**handler(source), "strict": False}
@@ -94,6 +100,7 @@ Positive: TypeAlias = Annotated[int, Ge(1)]
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Seconds: TypeAlias = Annotated[float, Gt(0), Flag(metavar="SECONDS")]
 Pair: TypeAlias = Annotated[tuple[float, float], _Lenient()]
+Items: TypeAlias = Annotated[tuple[T, ...], _Lenient()]  # a list is stored as a tuple
 Seed: TypeAlias = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 
 
@@ -117,6 +124,37 @@ class Settings:
             if rules := vars(base).get("check"):
                 rules(self)
 
+    @classmethod
+    def of(cls, values: Any) -> Self:
+        """The settings in a mapping, as a file has them: None is an empty one. Settings are returned as they are.
+
+        Raises:
+            ConfigError: it is not a mapping, or a setting is unknown or breaks its rule; `field` names it, also in
+                settings of settings (`steps.0.weight`).
+        """
+        if isinstance(values, cls):
+            return values
+        values = {} if values is None else values
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"must be a mapping of its settings, not {_shown(values)}")
+        kind: Any = cls
+        known = options_of(kind)
+        for name in values:
+            if name not in known:
+                near = nearest(str(name), known)
+                hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
+                raise ConfigError("is not a setting", field=str(name), hint=hint)
+        for name, option in known.items():
+            if option.required and name not in values:
+                raise ConfigError("is missing", field=name)
+        return cls(**values)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(cls.of)
+
     def check(self) -> None:
         """Rules about several settings of this class; raises `ConfigError`. Those of its groups hold as well."""
 
@@ -128,6 +166,11 @@ class Settings:
     def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those settings of the project file that hold beside the ones given on the command line."""
         return stored
+
+    def part(self, kind: type[S]) -> S:
+        """The settings of one of the classes that this one inherits, as an object of it."""
+        listed: Any = kind
+        return kind(**{name: getattr(self, name) for name in options_of(listed)})
 
     def changed(self, *names: str) -> list[str]:
         """Those of the named settings whose values are not the defaults."""
@@ -157,8 +200,8 @@ def function_of(command: Callable[P, Command[R]], name: str) -> Callable[P, R]:
 
     def call(*args: P.args, **values: P.kwargs) -> R:
         if unknown := [key for key in values if key not in known]:
-            near = nearest(unknown[0], known)
-            hint = f"Did you mean {near!r}?" if near else f"It takes {', '.join(known)}."
+            near = keyword_hint(unknown[0], known)
+            hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known)}."
             raise TypeError(f"{name}() got an unexpected keyword {unknown[0]!r}. {hint}")
         try:
             inspect.signature(call).bind(*args, **values)
@@ -286,6 +329,10 @@ def _stored(options: Mapping[str, Option], values: Mapping[str, Any], adapter: A
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         wrong = [item for item in error.errors(include_url=False) if item["loc"][0] == name]
+        inner = wrong[0].get("ctx", {}).get("error")
+        if isinstance(inner, ConfigError):  # of settings in settings
+            place = [*map(str, wrong[0]["loc"]), *filter(None, [inner.field])]
+            raise ConfigError(*inner.args, field=".".join(place), hint=inner.hint) from None
         if wrong[0]["type"] == "literal_error":
             raise _not_a_choice(options[name], wrong[0]["input"]) from None
         rules = dict.fromkeys(

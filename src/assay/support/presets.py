@@ -6,23 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.support.options import Settings, options_of
 from assay.support.package import CONTENT
 from assay.support.places import no_such_file
-from assay.support.settings import Settings, check_value, nearest, settings_of
+from assay.support.settings import Settings as FormerSettings
+from assay.support.settings import check_value, nearest, settings_of
 
 
-def apply_preset(settings: Settings, field: str, kind: type[Settings]) -> None:
+def apply_preset(settings: Settings | FormerSettings, field: str, *kinds: Any) -> None:
     """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.
 
     The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
 
     Args:
         field: its value is a path that ends in `.toml`, or the name of a shipped preset; any other value is no preset.
-        kind: the class whose own settings a preset may have.
+        kinds: the classes whose own settings a preset may have.
     Raises:
         ConfigError: no such file, it is not valid TOML, or it has an unknown setting or a value out of range.
     """
     named = getattr(settings, field)
+    owner: Any = type(settings)
     if not isinstance(named, str | Path):
         return
     path = Path(named)
@@ -30,8 +33,9 @@ def apply_preset(settings: Settings, field: str, kind: type[Settings]) -> None:
         path = CONTENT / "optimizers" / f"{named}.toml"
         if not str(named).isidentifier() or not path.is_file():
             return
-    values, declared = _read(path), settings_of(type(settings))
-    allowed = [name for name in declared if name in kind.__annotations__]
+    values, former = _read(path), isinstance(settings, FormerSettings)
+    declared: Mapping[str, Any] = settings_of(owner) if former else options_of(owner)
+    allowed = [name for name in declared if any(name in kind.__annotations__ for kind in kinds)]
     if field not in values:
         raise ConfigError(f"{path}: {field} is missing: it says what the settings are for")
     for name, value in values.items():
@@ -40,12 +44,12 @@ def apply_preset(settings: Settings, field: str, kind: type[Settings]) -> None:
             hint = f"did you mean {near!r}?" if near else f"it may have {', '.join(allowed)}"
             raise ConfigError(f"{path}: unknown setting {name!r}; {hint}")
         try:
-            check_value(declared[name], value)
+            stored = check_value(declared[name], value) if former else declared[name].checked(value)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         own = getattr(settings, name)
         if name == field or not settings.changed(name):
-            object.__setattr__(settings, name, value)
+            object.__setattr__(settings, name, value if former else stored)
         elif isinstance(value, Mapping) and isinstance(own, Mapping):
             object.__setattr__(settings, name, {**value, **own})
 

@@ -3,12 +3,16 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
+
+Words = Callable[[str], str]  # from a text to the words of a surface
+OBJECT = {"object": True}  # metadata of a field that only Python has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +37,14 @@ class Report(ReportRepr):
     """What a command returns."""
 
     is_list: ClassVar[bool] = False  # each line is an item; in a terminal it is cut at the right edge
+    is_data: ClassVar[bool] = False  # its lines are data, in which no setting is named as a surface writes it
+    is_stream: ClassVar[bool] = False  # its items were written as they came: it has no JSON object
     none: ClassVar[str] = ""  # said where there are no lines
+    has_key: ClassVar[bool] = False  # a key that was made for the user, and is not masked
 
     def to_dict(self) -> dict[str, Any]:
-        return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}
+        shown = [field.name for field in fields(self) if field.metadata != OBJECT]
+        return {name: json_value(getattr(self, name)) for name in shown}
 
     def lines(self) -> Iterator[str | Table]:
         """What people see of the report, in order."""
@@ -45,6 +53,17 @@ class Report(ReportRepr):
     def warnings(self) -> Iterator[str]:
         """What people are told besides, on standard error."""
         yield from ()
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        """Writes the report as one HTML file, which loads nothing and shows no whole rollout.
+
+        Args:
+            words: changes notes; the command line puts its flags into them, in place of Python arguments.
+        Raises:
+            ConfigError: the file cannot be written.
+            StoreError: the run is not in the store, or too large for a page.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no page")
 
     @property
     def failure(self) -> str:

@@ -13,9 +13,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from assay.errors import AssayError, ConfigError
+from assay.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +180,7 @@ class Settings:
             value = getattr(self, setting.name)
             if (plain := _plain(value)) is not value:
                 object.__setattr__(self, setting.name, plain)
-            try:
-                stored = check_value(setting, plain)
-            except ConfigError as error:
-                error.where = (setting.name,)
-                raise
+            stored = check_value(setting, plain)
             if stored is not plain:
                 object.__setattr__(self, setting.name, stored)
 
@@ -192,35 +188,6 @@ class Settings:
         """Those of the named settings whose values are not the defaults."""
         declared = settings_of(type(self))
         return [name for name in names if _as_tuple(getattr(self, name)) != _as_tuple(declared[name].default)]
-
-
-_S = TypeVar("_S", bound=Settings)
-
-
-def part(kind: type[_S], value: Any, *where: str | int) -> _S:
-    """Settings inside of other settings: from a mapping of their fields, as a file has them. Settings are unchanged.
-
-    Args:
-        where: keys and positions that lead to them, for error messages.
-    Raises:
-        ConfigError: `value` is not a mapping, or a setting breaks its rule.
-    """
-    if isinstance(value, kind):
-        return value
-    place = f"{'.'.join(map(str, where))}: " if where else ""
-    try:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"must be a mapping of its settings, not {value!r}")
-        return kind(**{str(name): item for name, item in value.items()})
-    except (AssayError, TypeError) as error:
-        refused = ConfigError(f"{place}{error}")
-        refused.where = (*where, *getattr(error, "where", ()))
-        raise refused from None
-
-
-def parts(kind: type[_S], values: Sequence[Any], name: str) -> tuple[_S, ...]:
-    """The settings of a list, see `part`."""
-    return tuple(part(kind, value, name, at) for at, value in enumerate(values))
 
 
 def _as_tuple(value: Any) -> Any:

@@ -5,18 +5,15 @@ nodes are therefore counted with aliases expanded before objects are constructed
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError
 from assay.support.places import no_such_file
-from assay.support.settings import Settings, part
 
 MOST_BYTES = 2 * 2**20  # per file
-_S = TypeVar("_S", bound=Settings)
 _MOST_NODES = 100_000  # with aliases expanded
 _MOST_DIGITS = 400  # of a number; longer ones take quadratic time to parse or overflow a float
 
@@ -84,31 +81,6 @@ def _check_size(root: yaml.Node, source: str, error: type[AssayError]) -> None:
         return count
 
     size(root)
-
-
-def load_settings(path: str | Path, kind: type[_S], what: str) -> _S:
-    """Reads settings from a YAML file with their names as keys.
-
-    Args:
-        what: the file is, for error messages.
-    Raises:
-        ConfigError: there is no such file, it is not YAML, or a setting breaks its rule; the message names the line.
-    """
-    data, node = read_yaml(read_text(Path(path), what, ConfigError), str(path), ConfigError)
-    try:
-        return part(kind, data)
-    except ConfigError as error:
-        raise ConfigError(f"{path}{_line(node, error.where)}: {error}") from None
-
-
-def _line(node: yaml.Node | None, where: Sequence[str | int]) -> str:
-    """The line of a nested entry as `:3`; empty for the whole file."""
-    for step in where:
-        if isinstance(node, yaml.MappingNode):
-            node = next((value for key, value in node.value if key.value == step), node)
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            node = node.value[step]
-    return f":{node.start_mark.line + 1}" if node is not None and where else ""
 
 
 def _invalid(source: str, problem: Exception) -> str:

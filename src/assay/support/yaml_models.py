@@ -2,16 +2,19 @@
 valid names."""
 
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
 import yaml
 
-from assay.errors import AssayError
+from assay.errors import AssayError, ConfigError
+from assay.support.options import Settings
 from assay.support.settings import nearest
-from assay.support.yaml_files import read_yaml
+from assay.support.yaml_files import read_text, read_yaml
 
 Problem = tuple[int, str]  # line (from 1) and message
 Location = tuple[Any, ...]  # keys and positions, as in pydantic's errors
@@ -35,6 +38,7 @@ _MOST_SHOWN = 100
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
+S = TypeVar("S", bound=Settings)
 
 
 class StrictModel(pydantic.BaseModel):
@@ -58,6 +62,26 @@ def parse_yaml(
     if problems or parsed is None:
         raise error(as_text(source, problems))
     return parsed, node
+
+
+def load_settings(path: str | Path, kind: type[S], what: str) -> S:
+    """Reads settings from a YAML file with their names as keys.
+
+    Args:
+        what: the file is, for error messages.
+    Raises:
+        ConfigError: there is no such file, it is not YAML, or a setting breaks its rule; the message names the line.
+    """
+    text = read_text(Path(path), what, ConfigError)
+    data, node = read_mapping(text, str(path), f"a {what} is a mapping of its settings", ConfigError)
+    if problems := list(_duplicate_keys(node)):
+        raise ConfigError(as_text(str(path), problems))
+    try:
+        return kind.of(data)
+    except ConfigError as error:
+        place = tuple(int(part) if part.isdigit() else part for part in error.field.split("."))
+        line = f":{line_of(node, place)}" if error.field else ""
+        raise ConfigError(f"{path}{line}: {error}") from None
 
 
 def read_mapping(
@@ -160,7 +184,7 @@ def _rule(problem: Any, *, either: bool) -> str:
     if problem["type"] == "too_short":
         return "must have at least 1 entry"
     text = str(problem["msg"]).removeprefix("Value error, ")
-    return text.replace("Input should be a valid ", "must be a ").replace("Input should ", "must ")
+    return re.sub("^(Input|String) should ", "must ", text).replace("must be a valid ", "must be a ")
 
 
 def _place(location: Location, data: Any) -> str:

@@ -106,6 +106,7 @@ def _digest(value: Any) -> str:
 
 
 _TEXT = 20_000  # maximum stored characters of a tool result
+_OF_TASK = ("task_id", "task_type", "sample", "split", "inputs", "tenant", "data_subject", "consent")
 
 
 @contextmanager
@@ -165,12 +166,9 @@ def note_isolation(isolation: str) -> None:
 
 def _requested_tools(response: dict[str, Any] | None) -> list[ToolCall]:
     """Tool calls of an answer as records."""
-    parts = () if response is None else response["message"]["parts"]
-    return (
-        answer_of(None, response).tool_calls()
-        if response is not None and any(part["type"] == "tool_call" for part in parts)
-        else []
-    )
+    if response is None or all(part["type"] != "tool_call" for part in response["message"]["parts"]):
+        return []
+    return answer_of(None, response).tool_calls()
 
 
 class Recorder(Listener):
@@ -258,22 +256,11 @@ class Recorder(Listener):
         def of_checks() -> Rollout:
             with lock:
                 if not made:
+                    of_task = {field: getattr(rollout, field) for field in _OF_TASK}
                     checks = Rollout(
-                        run_id=self.run_id,
-                        phase=self.phase,
-                        task_id=rollout.task_id,
-                        task_type=rollout.task_type,
-                        group_id=rollout.id,
-                        source="check",
-                        status="done",
-                        program=name,
-                        sample=rollout.sample,
-                        split=rollout.split,
-                        inputs=rollout.inputs,
-                        tenant=rollout.tenant,
-                        data_subject=rollout.data_subject,
-                        consent=rollout.consent,
-                    )
+                        run_id=self.run_id, phase=self.phase, group_id=rollout.id, source="check", status="done",
+                        program=name, **of_task,
+                    )  # fmt: skip
                     if self._ids is not None:
                         checks.id = self._ids.of(checks, scope=f"{self.scope}/{rollout.id}")
                     self._write_rollout(checks)
@@ -338,8 +325,8 @@ class Recorder(Listener):
         self._write_rollout(rollout)
         for transition, rewards in zip(rollout.transitions, step_rewards, strict=False):
             transition.step_rewards = dict(rewards)
-            if rewards and self.store is not None:
-                self.store.put_transition(rollout.id, transition)
+            if rewards:
+                self._write_call(rollout.id, transition)
 
     def take_in(
         self,
@@ -368,8 +355,7 @@ class Recorder(Listener):
                 transition.shown_tasks = tuple(sorted(demonstrated))
                 with self._lock:
                     self.demonstrated_tasks.update(demonstrated)
-            if self.store is not None:
-                self.store.put_transition(rollout_id, transition)
+            self._write_call(rollout_id, transition)
         for rollout in rollouts:
             self._trim(rollout)
 
@@ -408,8 +394,7 @@ class Recorder(Listener):
             rollout.transitions.append(transition)
             if not rollout.model:
                 rollout.model, rollout.adapters = call.model, call.adapters
-        if self.store is not None:
-            self.store.put_transition(rollout.id, transition)
+        self._write_call(rollout.id, transition)
         if rollout.source == "outside":  # this rollout is in memory as long as the run: drop the texts from memory
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
@@ -453,6 +438,10 @@ class Recorder(Listener):
         if self.store is not None and not self._stopped:
             self.store.put_rollout(rollout, interim=interim)
 
+    def _write_call(self, rollout_id: str, transition: Transition) -> None:
+        if self.store is not None:
+            self.store.put_transition(rollout_id, transition)
+
     # Methods of `Listener`
 
     def recording(self, lm: Any) -> Recording | None:
@@ -483,35 +472,27 @@ class Recorder(Listener):
 
     def unparsed(self, rollout: Rollout, text: str | None = None) -> None:
         """Mark the call whose answer could not be parsed: the latest with this output, else the latest."""
-        transition = (
-            next((t for t in reversed(rollout.transitions) if t.output == text), None) if text is not None else None
-        )
-        transition = transition or (rollout.transitions[-1] if rollout.transitions else None)
+        latest = rollout.transitions[::-1]
+        transition = next((t for t in latest if text is not None and t.output == text), next(iter(latest), None))
         if transition is not None and transition.failure is None:
             transition.failure = FailureKind.PARSE
-            if self.store is not None:
-                self.store.put_transition(rollout.id, transition)
+            self._write_call(rollout.id, transition)
 
     def tool_began(self, tool: Any, arguments: dict[str, Any]) -> tuple[Rollout, ToolCall] | None:
         rollout = current_rollout()
         if rollout is None:
             return None
+        called = ToolCall(name=str(getattr(tool, "name", tool)), arguments=dict(arguments))
         with self._lock:
-            record = self._record_for(
-                rollout, ToolCall(name=str(getattr(tool, "name", tool)), arguments=dict(arguments))
-            )
+            record = self._record_for(rollout, called)
             self._running.add(id(record))
         return rollout, record
 
     def _record_for(self, rollout: Rollout, tool: ToolCall) -> ToolCall:
         """Record of a tool that starts: the one of the tool call in the model's answer, else a new one."""
         last = rollout.transitions[-1].tools if rollout.transitions else rollout.early_tools
-        waiting = [
-            t
-            for t in last
-            if t.name == tool.name and t.result is None and t.error is None and id(t) not in self._running
-        ]
-        if waiting:
+        unended = [t for t in last if t.result is None and t.error is None and id(t) not in self._running]
+        if waiting := [t for t in unended if t.name == tool.name]:
             record = next((t for t in waiting if t.arguments == tool.arguments), waiting[0])
             record.arguments = tool.arguments
             return record
@@ -524,14 +505,12 @@ class Recorder(Listener):
         rollout, tool = begun
         with self._lock:
             self._running.discard(id(tool))
-        if error is not None:
-            tool.error = error_text(error)
-            for transition in rollout.transitions:
-                if transition.failure is None and any(tool is other for other in transition.tools):
-                    transition.failure = FailureKind.TOOL
-        else:
+        if error is None:
             tool.result = str(result)[:_TEXT]
-        if self.store is not None:
-            for transition in rollout.transitions:
-                if any(tool is other for other in transition.tools):
-                    self.store.put_transition(rollout.id, transition)
+        else:
+            tool.error = error_text(error)
+        for transition in rollout.transitions:
+            if any(tool is other for other in transition.tools):
+                if error is not None and transition.failure is None:
+                    transition.failure = FailureKind.TOOL
+                self._write_call(rollout.id, transition)

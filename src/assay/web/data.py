@@ -10,9 +10,17 @@ from assay.cli.main import command_of
 from assay.cli.wording import in_flags
 from assay.errors import AssayError, ConfigError, DataError
 from assay.reports.charts import share_bar
-from assay.traces.export.pipeline import KINDS, ExportConfig, export_rows, preview_export
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import METHODS, Balance, Gates, UngatedExport, format_value
+from assay.traces.export.pipeline import export_rows, preview_export
+from assay.traces.export.settings import (
+    KINDS,
+    METHODS,
+    Balance,
+    ExportConfig,
+    Gates,
+    Selection,
+    UngatedExport,
+    format_value,
+)
 from assay.traces.store import Store
 from assay.traces.store.paging import count_newest, rollout_page
 from assay.web.rendering import DOWNLOADS, MOST_DOWNLOADED, View, filled_in, number_of, rollout_filters

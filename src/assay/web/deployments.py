@@ -69,10 +69,10 @@ def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_
                 }
                 for place, step in enumerate(deployment.plan.steps)
             ],
-            "decision": None if report is None else report.decision,
+            "decision": report,
             "arms": {} if report is None else report.arms,
-            "requests": {} if report is None else report.decision.requests,
-            "metrics": [] if report is None else list(_metrics(report.decision.readings)),
+            "requests": {} if report is None else report.requests,
+            "metrics": [] if report is None else list(_metrics(report.readings)),
             "history": list(reversed(history))[:_DECISIONS],
             "orders": [(action, *_ORDERS[action]) for action in _possible(deployment)],
             "commands": list(_commands(deployment, store_option)),
@@ -166,8 +166,7 @@ class _MetricRow:
 
 
 def _metrics(readings: Any) -> Iterator[_MetricRow]:
-    for stored in readings:
-        reading = stored.in_units()
+    for reading in readings:
         gain, low, high, champion, candidate = (
             value if math.isfinite(value) else None
             for value in (reading.gain, reading.low, reading.high, reading.champion, reading.candidate)

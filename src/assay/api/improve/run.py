@@ -5,17 +5,18 @@ side of a gate) is a run of the store under an id of its own, so that a killed i
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.collect import collect
-from assay.api.compile import compile as compile_program
-from assay.api.sft import train_sft
-from assay.api.train import Retained, guards_of, train
+from assay.commands.collect import Collect, collect
+from assay.commands.compile import Compile
+from assay.commands.compile import compile as compile_program
 from assay.commands.export import export
+from assay.commands.train import TrainRL, train
+from assay.commands.train_sft import train_sft
 from assay.datasets import SPLITS
 from assay.datasets.rows import NO_ROWS
 from assay.deployment.artifact import is_artifact
@@ -36,7 +37,6 @@ from assay.optimizers.budget import (
     plan_report,
     plan_steps,
     remaining_caps,
-    search_cap,
     search_runs,
     spent_in,
 )
@@ -51,14 +51,15 @@ from assay.rubrics.loading import RubricSource, importable_name
 from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.artifacts import keep_artifact
 from assay.runs.finished import FinishedRun
+from assay.runs.groups import PromptJob
 from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
 from assay.runs.opening import artifact_place, home_of, pinned
+from assay.runs.policy_training import Retained, guards_of
 from assay.runs.preflight import checked, preflight, require_predictors
-from assay.runs.settings import DEFAULT_MODEL, CollectSettings, CompileSettings, ImproveSettings, TrainSettings
+from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
 from assay.runs.settings.options import ImproveOptions
-from assay.runs.settings.shared import PromptSettings
 from assay.runs.unused import settings_of_another_job, unused_settings
 from assay.sources.artifact_files import read_manifest
 from assay.sources.trust import trusts
@@ -67,13 +68,13 @@ from assay.support.job_folders import claim_folder, remove_folder
 from assay.support.keywords import takes
 from assay.support.names import place_in
 from assay.support.numbers import counted
+from assay.support.options import options_of
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
-from assay.support.settings import Settings, nearest, settings_of
+from assay.support.settings import nearest, settings_of
 from assay.support.values import json_text, json_value
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import Gates
+from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
 from assay.traces.store.sealing import openings_line
 
@@ -136,8 +137,8 @@ def steps_of(job: Job, order: Sequence[str], *, rollouts: int, grpo: PolicySetti
         retained: number of retention tasks of `grpo`.
     """
     sizes, cap = job.splits.sizes(), None
-    if isinstance(job.config, PromptSettings):
-        cap = search_cap(job.config.max_search_calls, job.config.optimizer)
+    if isinstance(job.config, ImproveSettings | PromptJob):
+        cap = job.config.max_search_calls
     pair = forecast_pair(job.recorded.program, job.session)
     return ImprovePlan(
         report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair),
@@ -204,7 +205,22 @@ def _check_trainable(step: str, model: str) -> None:
 
 _FORMAT = 4  # of the state of an unfinished improvement
 _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
-_IMPROVE_ONLY = settings_of(ImproveSettings).keys() - settings_of(CompileSettings).keys()  # what the steps do not share
+_IMPROVE_ONLY = settings_of(ImproveSettings).keys() - options_of(Compile).keys()  # what the steps do not share
+
+
+class _Preflight(Compile):
+    """Settings of the parts that run no step."""
+
+    kind = "improve"
+
+
+class _Side(Compile):
+    """Settings of a side of gate or test."""
+
+    kind = "evaluate"
+
+
+_KINDS: dict[str, type[Compile]] = {"improve": _Preflight, "evaluate": _Side}
 
 
 @dataclass(repr=False)
@@ -455,9 +471,9 @@ class _Improvement:
         """Usage of all parts except the current one."""
         return spent_in(home_of(self.store) / "runs", self._runs, but=self.part)
 
-    def _options_for(self, kind: type[Settings]) -> dict[str, Any]:
-        """Options for a step, with the remaining caps; only those that its settings class has."""
-        return {name: value for name, value in self._capped().items() if name in settings_of(kind)}
+    def _options_for(self, names: Collection[str]) -> dict[str, Any]:
+        """Options for a step, with the remaining caps; only those that it has."""
+        return {name: value for name, value in self._capped().items() if name in names}
 
     def _trained(self, kind: type[Any], values: Mapping[str, Any] | None, argument: str) -> Any:
         """The settings of a training step."""
@@ -499,7 +515,7 @@ class _Improvement:
         self, kind: str, program: str, rubric: str | Path, data: str, options: Mapping[str, Any], **more: Any
     ) -> Iterator[Job]:
         """A job with the settings of a compile, under the part's own kind of run."""
-        config = replace(program_settings(CompileSettings, program, rubric, data, None, options), kind=kind)
+        config = program_settings(_KINDS[kind], program, rubric, data, None, options)
         with open_job(
             config, program=program, rubric=load_rubric(rubric), progress=self.progress, store=self.store, **more
         ) as job:
@@ -592,14 +608,14 @@ class _Improvement:
             progress=self.progress, gate=False, test=False, words=self.words,
             **{**self._capped(), "model": self.report.model},
         )  # fmt: skip
-        stopped, unchanged = report.outcome.stopped, report.outcome.winner == "baseline"
+        stopped, unchanged = report.stopped, report.winner == "baseline"
         if stopped and unchanged and self.options.get("max_search_calls") is None:
             turn = self._turn() if self.caps.any else None
             if turn is None or turn.end <= at + 1:  # otherwise the step ended at its own share: a later one still fits
                 raise BudgetExceeded(stopped)
         self._note_cut(at, "prompts", stopped)
         if unchanged:
-            raise DataError("; ".join(report.outcome.notes))
+            raise DataError("; ".join(report.notes))
         return str(report.artifact), self.report.model
 
     def _sft(self, at: int) -> tuple[str, str]:
@@ -609,7 +625,7 @@ class _Improvement:
                 collected = collect(
                     self.report.program, rubric=self.rubric, data=self.config.data, n=self.config.rollouts,
                     store=self.store, progress=self.progress,
-                    **{**self._options_for(CollectSettings), "model": self.report.model},
+                    **{**self._options_for(options_of(Collect)), "model": self.report.model},
                 )  # fmt: skip
                 self._note_cut(at, "sft", collected.stopped)
                 remove_folder(rows, self.owner)
@@ -625,18 +641,16 @@ class _Improvement:
             settings = asdict(self._trained(PolicySettings, self.config.grpo, "grpo"))
             options = {
                 key: value
-                for key, value in self._options_for(TrainSettings).items()
+                for key, value in self._options_for(options_of(TrainRL)).items()
                 if key not in ("model", "seed", "cache")
             }
             parameters = dict(options.get("parameters", {}))
             parameters.pop("temperature", None)  # `grpo` has its own
-            report = train(
+            return train(
                 self.report.program, rubric=self.rubric, data=self.config.data, name=name, store=self.store,
                 progress=self.progress, resume=begun, retention=list(self.config.retention), monitor=self.monitor,
-                test=False, **{**options, "parameters": parameters, **settings},
+                test=False, words=self.words, **{**options, "parameters": parameters, **settings},
             )  # fmt: skip
-            report.write_page(self.words)
-            return report
 
         return self._weights(at, trained)
 

@@ -171,9 +171,6 @@ def permuted_rows(weights: Any, heads: int) -> Any:
     return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
-# -- Adapters.
-
-
 FORMAT = 1
 _PEFT = ("adapter_config.json", "adapter_model.safetensors")
 

@@ -6,7 +6,7 @@ import math
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from assay.evaluation.progress import Progress, SilentProgress
 from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, evaluate_weights
+from assay.optimizers.finetuning.report import TrainingReport
 from assay.optimizers.finetuning.rows import RowStats
 from assay.optimizers.finetuning.run_folder import (
     POLICY_MEMORY,
@@ -35,9 +36,10 @@ from assay.optimizers.finetuning.run_folder import (
 )
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, job_of
-from assay.reports.training import curves_of, of_other_seeds, write_training
+from assay.reports.training import constant_reward, curves_of, of_other_seeds, write_training
 from assay.reports.training_log import TrainingLog
-from assay.support.reprs import ReportRepr
+from assay.support.numbers import counted, figure
+from assay.support.report import Words
 from assay.support.values import json_text
 
 # -- Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.
@@ -303,7 +305,7 @@ HEADING = f"{'step':>5}" + "".join(f"{label:>9}" for label in _COLUMNS.values())
 
 
 @dataclass(repr=False)
-class PolicyReport(ReportRepr):
+class PolicyReport(TrainingReport):
     """Result of `train_policy`.
 
     `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
@@ -335,7 +337,20 @@ class PolicyReport(ReportRepr):
         paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
         return {**values, **self.row_stats.to_dict(), **paths, "config": asdict(self.config)}
 
-    def write_page(self, words: Callable[[str], str] = str) -> None:
+    def summary(self, data: Mapping[str, Any]) -> Iterator[str]:
+        seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
+        made = f"{counted(data['steps'], 'steps')}, {counted(data['rollouts'], 'rollouts')}, {data['calls']} calls"
+        yield f"{made} trained on ({seconds}); weights of step {data['best_step']}"
+        if (reward := constant_reward(self.curves)) is not None:
+            yield f"nothing was learned: every rollout had the reward {figure(reward)}"
+            return
+        words = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}
+        yield f"{words[self.converged]}: the mean reward of the last ten steps, compared with that of the ten before"
+
+    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any], words: Words) -> Path:
+        return write_training(path, data, tasks=tasks, words=words)
+
+    def write_own_page(self, words: Words = str) -> None:
         """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn.
 
         Args:
@@ -500,7 +515,7 @@ class _Training:
             report, trainer, policy, self.name, self.work, prompts=source.prompts, made_from=source.made_from()
         )
         if not rank():
-            report.write_page()
+            report.write_own_page()
         return report
 
     # -- during the training

@@ -2,51 +2,60 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
+from assay.support.options import Count, Flag, OneOf, Positive, Seconds, Seed, Settings, Share, options_of
 from assay.support.presets import apply_preset
-from assay.support.settings import LARGEST_SEED, Settings, nearest, setting, settings_of
+from assay.support.settings import nearest
 
 T = TypeVar("T", bound=Settings)
 
 ALGORITHMS = ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")
-LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")  # of TRL's GRPOConfig, by name
-RETURNS = ("to_go", "episode", "step", "uniform")  # of `assay.traces.credit`, which loads numpy
 # settings of the machine, not of the training: they may change at --resume
 _MACHINE = ("per_device_batch_size", "rollout_timeout_s", "report_to")
 _BY_SEQUENCE = ("luspo", "vespo")  # losses that take one advantage a call
 _UNUSED = {"cispo": ("epsilon",), "sapo": ("epsilon", "epsilon_high"), "vespo": ("epsilon", "epsilon_high")}
-_REPORT_TO = "Where to report the curves: tensorboard, trackio or wandb."
+_Rate = Annotated[float, Gt(0)]
+_Weight = Annotated[float, Ge(0)]
+_Length = Annotated[int, Ge(16)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SFTSettings(Settings):
-    """Settings of a warm-up by supervised fine-tuning. LoRA's alpha is twice its rank."""
+    """Supervised fine-tuning. LoRA's alpha is twice its rank."""
 
-    model: str = setting(
-        DEFAULT_MODEL, "Model to train, embedded or of the hub; adapters in its name are merged first."
-    )
-    min_quality: float = setting(0.8, "Lowest rating or score of a row to train on.", ge=0, le=1)
-    epochs: int = setting(3, "Maximum number of epochs.", ge=1)
-    learning_rate: float = setting(2e-4, "Learning rate of AdamW.", gt=0)
-    batch: int = setting(8, "Rows per optimizer step.", ge=1)
-    lora_r: int = setting(16, "Rank of the LoRA matrices.", ge=1)
-    max_length: int = setting(
-        2048, "Maximum number of tokens of a row; longer rows are left out and counted, never truncated.", ge=16
-    )
-    eval_fraction: float = setting(0.1, "Share of the tasks that is held out for early stopping.", ge=0, le=0.5)
-    patience: int = setting(2, "Evaluations without a lower held-out loss after which training stops.", ge=1)
-    evaluations: int = setting(6, "Number of evaluations over the whole training.", ge=1)
-    seed: int = setting(0, "Seed of the random number generators.", ge=0, le=LARGEST_SEED)
-    report_to: str = setting("none", _REPORT_TO)
+    model: str = DEFAULT_MODEL
+    """Model to train, embedded or of the hub; adapters in its name are merged first."""
+    min_quality: Share = 0.8
+    """Lowest rating or score of a row to train on."""
+    epochs: Positive = 3
+    """Maximum number of epochs."""
+    learning_rate: _Rate = 2e-4
+    """Learning rate of AdamW."""
+    batch: Positive = 8
+    """Rows per optimizer step."""
+    lora_r: Positive = 16
+    """Rank of the LoRA matrices."""
+    max_length: _Length = 2048
+    """Maximum number of tokens of a row; longer rows are left out and counted, never truncated."""
+    eval_fraction: Annotated[float, Ge(0), Le(0.5)] = 0.1
+    """Share of the tasks that is held out for early stopping."""
+    patience: Positive = 2
+    """Evaluations without a lower held-out loss after which training stops."""
+    evaluations: Annotated[Positive, Flag(shown=False)] = 6
+    """Number of evaluations over the whole training."""
+    seed: Seed = 0
+    """Seed of the random number generators."""
+    report_to: str = "none"
+    """Where to report the curves: tensorboard, trackio or wandb."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PolicySettings(Settings):
-    """Settings of a weight update by policy gradient.
+    """Weight update by policy gradient.
 
     Every `iterations`-th step makes `prompts_per_step` times `num_generations` new rollouts. Rows are padded to whole
     batches with masked rows, which do not change the losses `dapo`, `cispo` and `vespo`.
@@ -57,112 +66,114 @@ class PolicySettings(Settings):
     to the loss (k3 estimate, TRL).
     """
 
-    algorithm: str = setting("grpo", "Where advantages come from.", choices=ALGORITHMS)
-    model: str = setting(DEFAULT_MODEL, "Model to train; adapters in its name are merged first.")
-    steps: int = setting(30, "Number of optimizer steps.", ge=1)
-    prompts_per_step: int = setting(4, "Number of tasks in each step.", ge=1)
-    num_generations: int = setting(6, "Rollouts of each task, at least 2; reinforce++ takes 1 too.", ge=1)
-    iterations: int = setting(1, "Number of optimizer steps on the same rollouts.", ge=1)
-    learning_rate: float = setting(2e-4, "Constant learning rate of AdamW.", gt=0)
-    lora_r: int = setting(16, "Rank of the LoRA matrices.", ge=1)
-    temperature: float = setting(
-        1.0, "Sampling temperature of the rollouts, and of the distribution that is trained.", ge=0.1, le=2
-    )
-    loss: str = setting("dapo", "TRL's loss_type.", choices=LOSSES)
-    epsilon: float | None = setting(None, "Lower clip of the ratio: 1 minus this; 0.2 by default.", ge=0, le=1)
-    epsilon_high: float | None = setting(
-        None,
-        "Upper clip of the ratio: 1 plus this, 0.28 by default; with --loss cispo this itself, 5 by default.",
-        ge=0,
-        le=10,
-    )
-    beta: float = setting(
-        0.01, "Weight of the KL penalty to the model before training; 0 disables it and saves a forward pass.", ge=0
-    )
-    kl_in_reward: bool = setting(
-        False, "Put the KL penalty (beta) into each token's reward, not into the loss; for reinforce++."
-    )
-    value: str = setting(
-        "features",
-        "Value function: a regression on features of the rollout, or a linear head on the model's hidden state; "
-        "for ppo.",
-        choices=("features", "head"),
-    )
-    returns: str = setting("to_go", "How the reward of a rollout is credited to its calls.", choices=RETURNS)
-    discount: float = setting(1.0, "Discount factor of later rewards.", ge=0, le=1)
-    gae_lambda: float = setting(0.95, "Decay of the generalised advantages over turns; for ppo.", ge=0, le=1)
-    scale: bool = setting(
-        True,
-        "Divide advantages by their deviation; for grpo and reinforce++-turn.",
-        flag="--no-scale",
-        flag_help="Do not divide advantages by their deviation; for grpo and reinforce++-turn.",
-    )
-    step_weight: float = setting(1.0, "Weight of step rewards in the return.", ge=0)
-    outcome_weight: float = setting(1.0, "Weight of the rubric's score in the return.", ge=0)
-    per_device_batch_size: int = setting(
-        0,
-        "Rollouts that each process passes through the model at a time; 0 chooses two, or one if the rollouts of a "
-        "step cannot be divided by two.",
-        ge=0,
-        job=False,
-    )
-    max_length: int = setting(
-        2048, "Maximum number of tokens of a call, prompt and completion; longer calls are not trained on.", ge=16
-    )
-    max_completion: int = setting(128, "Maximum number of tokens of an answer.", ge=1)
-    max_grad_norm: float = setting(1.0, "Norm to which gradients are clipped.", gt=0)
-    rollout_timeout_s: float = setting(
-        120.0, "Seconds after which a rollout is abandoned and left out.", gt=0, job=False
-    )
-    evaluate_every: int = setting(
-        10, "Steps between evaluations on held-out tasks; 0 evaluates only before and after.", ge=0
-    )
-    eval_tasks: int = setting(16, "Number of held-out tasks (of val) in each evaluation.", ge=1)
-    save_every: int = setting(5, "Steps between checkpoints.", ge=1)
-    max_score_drop: float = setting(0.1, "Score that a retention task may lose before training stops.", ge=0, le=1)
-    samples_every: int = setting(10, "Steps between sample rollouts in the report.", ge=0)
-    vllm: str = setting(
-        "none",
-        "Generate rollouts with vLLM on a GPU: in the training processes (colocate) or on a server.",
-        choices=("none", "colocate", "server"),
-    )
-    seed: int = setting(0, "Seed of the random number generators.", ge=0, le=LARGEST_SEED)
-    report_to: str = setting("none", _REPORT_TO, job=False)
+    algorithm: Annotated[str, OneOf(ALGORITHMS), Flag(name="--method")] = "grpo"
+    """Where advantages come from. grpo: each call's return against its group's mean at the same turn, over the group's
+    deviation; rloo: against the mean of the others of its group, unscaled; reinforce++: returns normalised over all
+    tokens of the batch, without groups; reinforce++-turn: against the batch's mean at the same turn, over the batch's
+    deviation; ppo: generalised advantages over the turns, from a fitted value."""
+    model: str = DEFAULT_MODEL
+    """Model to train; adapters in its name are merged first."""
+    steps: Positive = 30
+    """Number of optimizer steps."""
+    prompts_per_step: Positive = 4
+    """Number of tasks in each step."""
+    num_generations: Positive = 6
+    """Rollouts of each task, at least 2; reinforce++ takes 1 too."""
+    iterations: Positive = 1
+    """Number of optimizer steps on the same rollouts."""
+    learning_rate: _Rate = 2e-4
+    """Constant learning rate of AdamW."""
+    lora_r: Positive = 16
+    """Rank of the LoRA matrices."""
+    temperature: Annotated[float, Ge(0.1), Le(2)] = 1.0
+    """Sampling temperature of the rollouts, and of the distribution that is trained."""
+    loss: Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    """TRL's loss_type."""
+    epsilon: Share | None = None
+    """Lower clip of the ratio: 1 minus this; 0.2 by default."""
+    epsilon_high: Annotated[float, Ge(0), Le(10)] | None = None
+    """Upper clip of the ratio: 1 plus this, 0.28 by default; with `loss` cispo this itself, 5 by default."""
+    beta: _Weight = 0.01
+    """Weight of the KL penalty to the model before training; 0 disables it and saves a forward pass."""
+    kl_in_reward: bool = False
+    """Put the KL penalty (beta) into each token's reward, not into the loss; for reinforce++."""
+    value: Literal["features", "head"] = "features"
+    """Value function: a regression on features of the rollout, or a linear head on the model's hidden state; for
+    ppo."""
+    returns: Literal["to_go", "episode", "step", "uniform"] = "to_go"
+    """How the reward of a rollout is credited to its calls."""
+    discount: Share = 1.0
+    """Discount factor of later rewards."""
+    gae_lambda: Share = 0.95
+    """Decay of the generalised advantages over turns; for ppo."""
+    scale: Annotated[bool, Flag(name=" /--no-scale")] = True
+    """Divide advantages by their deviation; for grpo and reinforce++-turn."""
+    step_weight: _Weight = 1.0
+    """Weight of step rewards in the return."""
+    outcome_weight: _Weight = 1.0
+    """Weight of the rubric's score in the return."""
+    per_device_batch_size: Annotated[Count, Flag(job=False)] = 0
+    """Rollouts that each process passes through the model at a time; 0 chooses two, or one if the rollouts of a step
+    cannot be divided by two."""
+    max_length: _Length = 2048
+    """Maximum number of tokens of a call, prompt and completion; longer calls are not trained on."""
+    max_completion: Positive = 128
+    """Maximum number of tokens of an answer."""
+    max_grad_norm: Annotated[float, Gt(0)] = 1.0
+    """Norm to which gradients are clipped."""
+    rollout_timeout_s: Annotated[Seconds, Flag(metavar="SECONDS", job=False)] = 120.0
+    """Seconds after which a rollout is abandoned and left out."""
+    evaluate_every: Count = 10
+    """Steps between evaluations on held-out tasks; 0 evaluates only before and after."""
+    eval_tasks: Positive = 16
+    """Number of held-out tasks (of val) in each evaluation."""
+    save_every: Positive = 5
+    """Steps between checkpoints."""
+    max_score_drop: Share = 0.1
+    """Score that a retention task may lose before training stops."""
+    samples_every: Count = 10
+    """Steps between sample rollouts in the report."""
+    vllm: Literal["none", "colocate", "server"] = "none"
+    """Generate rollouts with vLLM on a GPU: in the training processes (colocate) or on a server."""
+    seed: Seed = 0
+    """Seed of the random number generators."""
+    report_to: Annotated[str, Flag(job=False)] = "none"
+    """Where to report the curves: tensorboard, trackio or wandb."""
 
     def __post_init__(self) -> None:
         apply_preset(self, "algorithm", PolicySettings)
         super().__post_init__()
+
+    def check(self) -> None:
         least = 1 if self.algorithm.startswith("reinforce++") else 2
         if self.num_generations < least:
-            raise ConfigError(f"num_generations={self.num_generations!r} must be at least {least}")
+            raise ConfigError(f"must be at least {least}, not {self.num_generations}", field="num_generations")
         self.shared_out(1)
         self._check_loss()
         self._check_algorithm()
         if not self.step_weight and not self.outcome_weight:
-            raise ConfigError("step_weight and outcome_weight are both 0: nothing would be rewarded")
+            raise ConfigError("`step_weight` and `outcome_weight` are both 0: nothing would be rewarded")
 
     def _check_loss(self) -> None:
         if unused := [name for name in _UNUSED.get(self.loss, ()) if getattr(self, name) is not None]:
-            raise ConfigError(f"{' and '.join(unused)} would have no effect: the loss {self.loss} has none")
+            raise ConfigError(f"would have no effect: the loss {self.loss} has none", field=unused[0])
         if self.algorithm == "reinforce++" and self.loss in _BY_SEQUENCE:
             raise ConfigError(
-                f"loss={self.loss!r} takes one advantage a call, and reinforce++ has one a token: "
-                "use dapo, grpo, bnpo, dr_grpo or cispo"
-            )
+                f"{self.loss} takes one advantage a call, and reinforce++ has one a token", field="loss",
+                hint="Use dapo, grpo, bnpo, dr_grpo or cispo",
+            )  # fmt: skip
 
     def _check_algorithm(self) -> None:
-        if self.algorithm == "ppo" and self.returns != "to_go":
-            raise ConfigError(
-                f"returns={self.returns!r} would have no effect: ppo takes generalised advantages (gae_lambda)"
-            )
-        if self.algorithm != "ppo" and self.gae_lambda != 0.95:
-            raise ConfigError(f"gae_lambda={self.gae_lambda!r} would have no effect on {self.algorithm}")
-        if self.algorithm in ("rloo", "ppo", "reinforce++") and not self.scale:
-            raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
+        unused = {
+            "returns": self.algorithm == "ppo",  # it takes generalised advantages
+            "gae_lambda": self.algorithm != "ppo",
+            "value": self.algorithm != "ppo",
+            "scale": self.algorithm in ("rloo", "ppo", "reinforce++"),
+        }
+        if names := self.changed(*(name for name, is_unused in unused.items() if is_unused)):
+            raise ConfigError(f"would have no effect on {self.algorithm}", field=names[0])
         if self.kl_in_reward and (self.algorithm != "reinforce++" or not self.beta):
-            raise ConfigError("kl_in_reward=True needs algorithm='reinforce++' and beta > 0")
-        if self.value != "features" and self.algorithm != "ppo":
-            raise ConfigError(f"value={self.value!r} would have no effect on {self.algorithm}: only ppo has a value")
+            raise ConfigError("needs `algorithm` reinforce++ and a `beta` above 0", field="kl_in_reward")
 
     @property
     def rollout_steps(self) -> int:
@@ -193,9 +204,9 @@ class PolicySettings(Settings):
         batch = self.per_device_batch_size or (1 if rollouts % (2 * processes) else 2)
         if rollouts % (batch * processes):
             raise ConfigError(
-                f"per_device_batch_size={batch!r} must divide the {rollouts} rollouts of a step "
-                "(prompts_per_step times num_generations)"
-                + (f", shared out to {processes} processes: change one of the three" if processes > 1 else "")
+                f"{batch} must divide the {rollouts} rollouts of a step (`prompts_per_step` times `num_generations`)"
+                + (f", shared out to {processes} processes: change one of the three" if processes > 1 else ""),
+                field="per_device_batch_size",
             )
         return batch, rollouts // (batch * processes)
 
@@ -206,7 +217,8 @@ def settings_from(kind: type[T], values: Mapping[str, Any], argument: str) -> T:
     Raises:
         ConfigError: `kind` has no such setting, or a value is out of its range.
     """
-    accepted = settings_of(kind)
+    listed: Any = kind
+    accepted = options_of(listed)
     if unknown := sorted(values.keys() - accepted.keys()):
         near = nearest(unknown[0], accepted)
         hint = f"did you mean {near!r}?" if near else f"there are {', '.join(accepted)}"

@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from assay.evaluation.progress import Progress, default_progress
 from assay.models.chat_templates import template_of_tokenizer
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.data import TrainingData, completion_row, conversation_rows, read_sft, trained_turns
+from assay.optimizers.finetuning.report import TrainingReport
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
     keep_trained,
@@ -28,9 +29,10 @@ from assay.optimizers.finetuning.run_folder import (
     world,
 )
 from assay.optimizers.finetuning.settings import SFTSettings
+from assay.reports.training import write_sft
 from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted
-from assay.support.reprs import ReportRepr
+from assay.support.report import Table, Words
 from assay.traces.export.rendering import RowRenderer
 
 # -- Loss curves of supervised fine-tuning, the alarms they raise, and the end at a loss that is not finite.
@@ -127,7 +129,7 @@ _MOST_ROWS = 4  # rows of a forward pass at most; the rest of a batch is accumul
 
 
 @dataclass(repr=False)
-class SFTReport(ReportRepr):
+class SFTReport(TrainingReport):
     """Result of `train_sft`.
 
     `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
@@ -156,6 +158,22 @@ class SFTReport(ReportRepr):
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path), "left_out": dict(self.left_out)}
+
+    def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
+        rows = []
+        for step in sorted(self.held_out_loss) or sorted(self.loss)[:: max(1, len(self.loss) // 8)]:
+            nearest = max((at for at in self.loss if at <= step), default=None)
+            held_out = f"{self.held_out_loss[step]:.3f}" if step in self.held_out_loss else ""
+            rows.append((str(step), "" if nearest is None else f"{self.loss[nearest]:.3f}", held_out))
+        title = "mean loss of a completion's token"
+        yield Table(title=title, rows=rows, header=("step", "loss", "held out"), strong=[str(self.best_step)])
+        yield (
+            f"{counted(self.rows, 'rows')} trained on, {self.held_out_rows} held out, of "
+            f"{counted(self.tasks, 'tasks')}; {counted(self.steps, 'steps')}, the best is {self.best_step}"
+        )
+
+    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any], words: Words) -> Path:
+        return write_sft(path, data, tasks=tasks, words=words)
 
 
 def train_sft(
@@ -288,14 +306,9 @@ def fitting_rows(
             if (reason := _unlearnable(row, tools, renderer)) is not None:
                 excluded[f"that cannot be learned from: {reason}"] += 1
                 continue
-            messages, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
-            at = len(messages) - len(row["completion"])
-            row = {
-                **row,
-                "prompt": messages[:at],
-                "completion": messages[at:],
-                "tools": json.dumps(tools or None, ensure_ascii=False),
-            }
+            prompt, completion, tools = renderer.written(row["prompt"], row["completion"], tools)
+            texts = json.dumps(tools or None, ensure_ascii=False)
+            row, messages = {**row, "prompt": prompt, "completion": completion, "tools": texts}, [*prompt, *completion]
             if row.get("whole"):
                 parts = [{**row, **tokens} for tokens in conversation_rows(messages, tools, policy.tokenizer)]
                 lengths = [len(part["input_ids"]) for part in parts]

@@ -26,8 +26,6 @@ from assay.rubrics.criteria import JudgeSpec
 from assay.support.reprs import ReportRepr, shortened
 from assay.traces import Rollout
 
-__all__ = ["JudgeConfig", "JudgeOutcome", "agreement_rubric", "compile_judge_prompts"]
-
 
 @dataclass(repr=False)
 class JudgeOutcome(ReportRepr):

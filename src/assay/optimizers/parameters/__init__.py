@@ -5,8 +5,9 @@ from assay.optimizers.parameters.policy import Episode, PolicyOutcome, train_pol
 from assay.optimizers.parameters.results import SearchOutcome, TrialResult, outcome_of
 from assay.optimizers.parameters.search import search
 from assay.optimizers.parameters.space import Point, Space, in_figures
-from assay.optimizers.parameters.study import SearchConfig, open_study
+from assay.optimizers.parameters.study import open_study
 from assay.optimizers.parameters.trainer import HeldOutReport, RLTrainer
+from assay.optimizers.search_settings import SearchConfig
 
 __all__ = [
     "AgentObjective",

@@ -19,8 +19,8 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.models.calls import failure_of_program, is_agent_failure
 from assay.optimizers.parameters.space import Point
 from assay.programs import BaseAgent
-from assay.programs.allocation import THRESHOLDS
 from assay.programs.budgets import set_thresholds
+from assay.programs.thinking import THRESHOLDS
 from assay.support.scrubbing import error_text
 
 _FIRST = 3  # malformed results after which an evaluator that never gave a valid one is refused

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.errors import ModelError
 from assay.optimizers.parameters.space import Point, Space
-from assay.optimizers.parameters.study import OBJECTIVES, SearchConfig
+from assay.optimizers.search_settings import OBJECTIVES, SearchConfig
 from assay.support.reprs import ReportRepr, shortened
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.results import REQUEUED, SearchOutcome, outcome_of
 from assay.optimizers.parameters.space import Point, Space, in_figures
-from assay.optimizers.parameters.study import RETRIES, SearchConfig
+from assay.optimizers.parameters.study import RETRIES
+from assay.optimizers.search_settings import SearchConfig
 
 if TYPE_CHECKING:
     import optuna
@@ -244,7 +245,7 @@ class _TrialEvaluator:
     def _keep(self, trial: Any, runs: Sequence[TaskRun]) -> None:
         first, scores = self.config.objectives[0], _by_task(runs, "score")
         paired = {} if first == "score" else {"first": _by_task(runs, first)}
-        metrics, tokens = measure(runs, budget=self.config.budget).to_dict(), _mean([run.tokens for run in runs])
+        metrics, tokens = measure(runs, budget=self.config.run_budget).to_dict(), _mean([run.tokens for run in runs])
         trial.set_user_attr(
             "found", {"scores": scores, "metrics": metrics, "tokens": tokens, "runs": len(runs), **paired}
         )

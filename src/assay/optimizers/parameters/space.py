@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.errors import ParameterError
 from assay.programs import RANGES, AgentParameters
-from assay.programs.allocation import THRESHOLDS
+from assay.programs.thinking import THRESHOLDS
 from assay.support.settings import nearest
 
 _INTEGERS = ("context_length", "max_steps", "reasoning_depth", "stable", "samples")

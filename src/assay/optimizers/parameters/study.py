@@ -5,82 +5,22 @@ import json
 import random
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError, MissingExtra, StoreError
-from assay.evaluation.metrics import Budget
 from assay.optimizers.parameters.space import Space
-from assay.support.settings import one_of
+from assay.optimizers.search_settings import OBJECTIVES, SearchConfig
 from assay.traces.store import url_without_password
 from assay.traces.store.connection import sqlite_pragmas
 
 if TYPE_CHECKING:
     import optuna
 
-SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
-PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
-OBJECTIVES: dict[str, Literal["minimize", "maximize"]] = {
-    "score": "maximize",
-    "tokens": "minimize",
-    "latency": "minimize",
-    "cost": "minimize",
-}
 _NEEDS = {"gp": "torch"}  # Optuna raises only in the middle of a search
 RETRIES = 3  # of a trial whose process died
 _HEARTBEAT_S = 15
 _OPENINGS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """Settings of one search.
-
-    Attributes:
-        trials: number of finished trials (complete or pruned), of all processes together.
-        sampler: `tpe`, `gp` (needs torch), `cmaes`, `nsga2`, `random` or `grid`.
-        pruner: `wilcoxon` (Optuna's, task by task against the best trial), `hyperband`, `none`, or `auto`: wilcoxon
-            with one objective, none with several (Optuna cannot prune those).
-        objectives: of `score`, `tokens`, `latency` and `cost`, the means a task.
-        prune_at: p-value in (0, 0.5] of the one-sided Wilcoxon test, below which a trial is pruned. A higher one saves
-            more runs and loses more good trials.
-        block: tasks run between two pruning checks.
-        budget: of a run, for the metric efficiency.
-    """
-
-    trials: int = 60
-    sampler: str = "tpe"
-    pruner: str = "auto"
-    objectives: Sequence[str] = ("score",)
-    prune_at: float = 0.1
-    block: int = 5
-    seed: int = 0
-    budget: Budget = field(default_factory=Budget)
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
-            if value not in allowed:
-                raise ConfigError(f"{name}={value!r} {one_of(value, allowed)}")
-        if self.trials < 1 or self.block < 1:
-            raise ConfigError(f"trials={self.trials!r} and block={self.block!r} must be at least 1")
-        if not 0 < self.prune_at <= 0.5:
-            raise ConfigError(f"prune_at={self.prune_at!r} must be above 0 and at most 0.5")
-        unknown = sorted(set(self.objectives) - set(OBJECTIVES))
-        if unknown or not self.objectives or len(set(self.objectives)) != len(self.objectives):
-            raise ConfigError(f"objectives {list(self.objectives)} must be different ones of {', '.join(OBJECTIVES)}")
-        if len(self.objectives) > 1 and self.pruner not in ("auto", "none"):
-            raise ConfigError(
-                f"pruner={self.pruner!r} needs one objective; with {len(self.objectives)} no trial is pruned"
-            )
-        if self.sampler == "cmaes" and len(self.objectives) > 1:
-            raise ConfigError("sampler='cmaes' needs one objective; use tpe, gp or nsga2 for several")
-
-    @property
-    def prunes(self) -> str:
-        if self.pruner != "auto":
-            return self.pruner
-        return "wilcoxon" if len(self.objectives) == 1 else "none"
 
 
 def open_study(

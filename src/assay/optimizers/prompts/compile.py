@@ -80,13 +80,17 @@ class CompileOutcome(ReportRepr):
 
 
 def compile_prompts(
-    student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig, *, folder: Path
-) -> CompileOutcome:
+    student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig, decisions: Decisions, *,
+    thinking_margin: float | None = None, folder: Path,
+) -> CompileOutcome:  # fmt: skip
     """Compiles `student` and reports it on the sealed test split.
 
     If a cap is reached during the search, the best candidate so far is evaluated on gate and test as far as the caps
     allow, and `stopped` says why. If a named optimizer raises an error, the same happens and `notes` say why.
 
+    Args:
+        thinking_margin: score that a thinking policy, or the halting of a `Refine` program, is shown on val to cost at
+            most; None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.
     Raises:
         OptimizerError: the optimizer raised an error before any program was evaluated.
         Cancelled: the user stopped the run; its state is kept for `--resume`.
@@ -95,8 +99,9 @@ def compile_prompts(
     for split in ("train", "val", "gate"):
         session.register(getattr(splits, split), split)
     search = PromptSearch(student, splits, session, config, folder)
-    _reserve_report(student, splits, session, config)
-    if (warning := too_few_calls(config.optimizer, config.settings, student, len(search.val), session)) is not None:
+    _reserve_report(student, splits, session, decisions)
+    settings = config.optimizer_settings or {}
+    if (warning := too_few_calls(config.optimizer, settings, student, len(search.val), session)) is not None:
         search.notes.append(warning)
         session.progress.say(f"warning: {warning}")
     stopped: str | None = None
@@ -113,7 +118,7 @@ def compile_prompts(
             # short
             stopped = None if cap.what == "search calls" and config.optimizer == "auto" else str(cap)
             session.progress.say(f"end of the search: {cap}; continuing with the best candidate so far")
-        winner = _fitted(search, search.best(), session, config)
+        winner = _fitted(search, search.best(), session, thinking_margin)
         search.finish()
         outcome = CompileOutcome(
             student,
@@ -124,10 +129,10 @@ def compile_prompts(
             stopped,
             notes=search.notes,
             failed=search.failed,
-            gated=config.decisions.gate,
+            gated=decisions.gate,
         )
         outcome.notes += overridden_format(student.prompt_format, search.candidates[0].evaluation.sent_formats)
-        _gate_and_test(outcome, search.candidates[0], winner, splits, session, config)
+        _gate_and_test(outcome, search.candidates[0], winner, splits, session, decisions)
         if outcome.compiled is outcome.baseline:
             outcome.notes += _nearest_rival(search.candidates)
     return outcome
@@ -144,24 +149,24 @@ def _nearest_rival(candidates: Sequence[Candidate]) -> list[str]:
     return [what_would_decide(baseline, max(known, key=lambda pair: pair[0])[1], "val")]
 
 
-def _fitted(search: PromptSearch, winner: Candidate, session: Session, config: CompileConfig) -> Candidate:
+def _fitted(search: PromptSearch, winner: Candidate, session: Session, margin: float | None) -> Candidate:
     """The winner with a fitted thinking policy or halting; unchanged without `thinking_margin`, or if a cap ends it."""
-    if config.thinking_margin is None or not len(search.candidates[0].evaluation):
+    if margin is None or not len(search.candidates[0].evaluation):
         return winner
     try:
         with session.phase("thinking"):  # `auto` has spent all search calls
-            return search.fit_thinking(winner, config.thinking_margin)
+            return search.fit_thinking(winner, margin)
     except BudgetExceeded as cap:
         search.notes.append(f"nothing was fitted to thinking_margin: {cap}")
         return winner
 
 
-def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig) -> None:
+def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, decisions: Decisions) -> None:
     """Keeps the part of the caps that gate and test are expected to need, before the search spends any of them."""
     pair = forecast_pair(student.program, session)
-    plan = plan_report(splits, session.meter, config.decisions, pair=pair, searching=True)
+    plan = plan_report(splits, session.meter, decisions, pair=pair, searching=True)
     plan.reserve(session.meter)
-    if config.decisions.gate:
+    if decisions.gate:
         session.progress.say(f"warning: {plan.short}" if plan.short else plan.detectable_gain)
 
 
@@ -171,15 +176,15 @@ def _gate_and_test(
     winner: Candidate,
     splits: Splits,
     session: Session,
-    config: CompileConfig,
+    decisions: Decisions,
 ) -> None:
     """Compares winner and baseline on gate, then on test. A cap or a failing model is written into `outcome`."""
     try:
-        plan = _planned(baseline, winner, splits, session, config.decisions)
+        plan = _planned(baseline, winner, splits, session, decisions)
         outcome.stopped = outcome.stopped or plan.short
-        _decide(outcome, splits.gate[: plan.gate], session, config.decisions)
-        if config.test and outcome.result is not outcome.baseline:
-            _report(outcome, splits.unseal()[: plan.test], session, config.decisions)
+        _decide(outcome, splits.gate[: plan.gate], session, decisions)
+        if decisions.test and outcome.result is not outcome.baseline:
+            _report(outcome, splits.unseal()[: plan.test], session, decisions)
     except BudgetExceeded as cap:
         outcome.stopped = str(cap)
         session.progress.say(f"stopped before the report was complete: {cap}")

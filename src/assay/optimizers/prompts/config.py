@@ -1,55 +1,59 @@
-"""Settings of one compile of prompts."""
+"""Settings of a prompt search. Light: the command line lists them before it loads anything."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from assay.errors import ConfigError
-from assay.optimizers.budget import Decisions
-from assay.optimizers.prompts.teleprompters import check_optimizer, shows_demos
+from assay.support.options import Count, Flag, Parse, Settings
+from assay.support.presets import apply_preset
 
 _DEMOS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileConfig:
-    """Settings of one compile.
+def optimizer_of(value: Any) -> str:
+    """The stored form of an optimizer: its name, see `assay.optimizers.prompts.given.optimizer_name`."""
+    if isinstance(value, str | Path) and str(value).strip():
+        return str(value)
+    from assay.optimizers.prompts.given import optimizer_name
 
-    Attributes:
-        optimizer: `auto`, or a DSPy optimizer by name.
-        threshold: score in (0, 1] from which a run is a success to learn from.
-        demos: most demonstrations that a predictor shows, 1 to 64.
-        test: report on the test split. False keeps it sealed, for a job that reports on it itself.
-        settings: arguments of the named optimizer; they override assay's.
-        token_margin: expected loss of score in [0, 1) that is accepted for fewer prompt tokens; see
-            `assay.optimizers.prompts.candidates.best_with_fewest_tokens`.
-        thinking_margin: score that a thinking policy, or the halting of a `Refine` program, is shown on val to cost
-            at most, in [0, 1); None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.
-    """
+    return optimizer_name(value)
 
-    optimizer: str = "auto"
-    threshold: float = 0.8
-    demos: int = _DEMOS
-    test: bool = True
-    decisions: Decisions = field(default_factory=Decisions)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    token_margin: float = 0.01
-    thinking_margin: float | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ConfigError(f"threshold={self.threshold!r} must be above 0 and at most 1")
-        if not 0 <= self.token_margin < 1:
-            raise ConfigError(
-                f"token_margin={self.token_margin!r} must be at least 0 and below 1: "
-                "how much expected score fewer tokens may cost"
-            )
-        if not 1 <= self.demos <= 64:
-            raise ConfigError(f"demos={self.demos!r} must be between 1 and 64")
-        check_optimizer(self.optimizer, self.settings)
+class CompileConfig(Settings):
+    """Search."""
+
+    optimizer: Annotated[Any, Flag(path=True), Parse(optimizer_of)] = "auto"
+    """Optimizer: auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble,
+    optuna, a class of DSPy such as SIMBA, or the class, function or object package.module:NAME or file.py:NAME. Also a
+    preset: light, or a .toml file of settings such as optimizers/gepa.toml."""
+    optimizer_settings: Annotated[Mapping[str, Any] | None, Flag(name="--optimizer-set", metavar="NAME=VALUE")] = None
+    """Setting of the optimizer, such as max_metric_calls=400 for gepa."""
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.8
+    """Minimum score at which a run counts as a success to learn from."""
+    demos: Annotated[int, Ge(1), Le(64)] = _DEMOS
+    """Maximum number of demonstrations per predictor; auto also tries fewer."""
+    token_margin: Annotated[float, Ge(0), Lt(1), Flag(job=False)] = 0.01
+    """A candidate with fewer prompt tokens wins on val if its expected score is at most this much lower, unless the
+    other candidate is significantly better."""
+    max_search_calls: Annotated[Count | None, Flag(job=False)] = None
+    """Maximum number of LM calls of the search; by default 300 with optimizer auto, otherwise no limit."""
+
+    @property
+    def shown_demos(self) -> int:
+        """Maximum number of demonstrations in a prompt, for estimates."""
+        return self.demos
+
+    def check(self) -> None:
+        from assay.optimizers.prompts.teleprompters import check_optimizer, shows_demos
+
+        apply_preset(self, "optimizer", CompileConfig)
+        check_optimizer(self.optimizer, self.optimizer_settings)
         if self.demos != _DEMOS and not shows_demos(self.optimizer):
             raise ConfigError(
-                f"demos={self.demos!r} would have no effect on optimizer={self.optimizer!r}: it adds no demonstrations "
-                "or has its own settings for them (optimizer_settings)",
-                flag="--optimizer-set NAME=VALUE",
+                f"{self.demos} would have no effect on `optimizer` {self.optimizer!r}: it adds no demonstrations or "
+                "has its own settings for them (`optimizer_settings`)",
+                field="demos",
             )

@@ -487,7 +487,7 @@ class PromptSearch:
             self.config.threshold,
             min(_BOOTSTRAPPED, self.config.demos),
             self.config.demos,
-            self.config.settings,
+            self.config.optimizer_settings or {},
         )
         cut: BudgetExceeded | None = None
         try:

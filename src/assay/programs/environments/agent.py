@@ -2,8 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -12,13 +11,10 @@ from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError
 from assay.models import supports
 from assay.models.loops import ToolLoopDetector
-from assay.models.scope import alternatives_of
-from assay.programs.agent import WRITTEN_DECISIONS, Agent
-from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
+from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings, Held
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, Play
-from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
-from assay.programs.parameters import AgentParameters
-from assay.programs.thinking import thought_field
+from assay.programs.estimate import choice_margin
+from assay.programs.thinking import OFF
 from assay.traces.places import current_rollout
 from assay.traces.store.rows import clean
 
@@ -67,12 +63,9 @@ class EnvironmentAgent(Agent):
         action: Any = None,
         history: bool = True,
         timeout_s: float = 30.0,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        thinking: Any = None,
-        policy: Any = None,
+        **agent: Unpack[AgentSettings],
     ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+        super().__init__(**agent)
         if not callable(environment):
             raise ProgramError(
                 f"environment={environment!r} must be a class or function that makes an environment: each rollout "
@@ -84,7 +77,7 @@ class EnvironmentAgent(Agent):
             raise ConfigError(f"timeout_s={timeout_s!r} must be a finite number of seconds > 0")
         if inputs:
             self.input_names = tuple(inputs)  # type: ignore[misc]  # other agents fix theirs by class
-        self._made = _Held(environment)
+        self._made = Held(environment)
         self.timeout_s = timeout_s
         self.shows_history = history  # dspy.Module has an attribute `history`
         past = {"history": (str, dspy.InputField(desc="earlier actions, and what happened"))} if history else {}
@@ -98,7 +91,7 @@ class EnvironmentAgent(Agent):
         task = Task(id="" if rollout is None else rollout.task_id, inputs=inputs)
         steps: list[dict[str, Any]] = []
         refused = ToolLoopDetector(_SAME)
-        with Play(self._made.make, self.timeout_s) as play:
+        with Play(self._made.value, self.timeout_s) as play:
             step = first = play.reset(task)
             for _ in range(self.agent_parameters.max_steps):
                 before, action, error = step, self._action(step, steps, first.observation), None
@@ -123,39 +116,25 @@ class EnvironmentAgent(Agent):
         """The action that the model writes; None if it could not be read."""
         if len(step.actions) == 1:
             return step.actions[0]
-        choices = list(step.actions)
-        written = bool(dspy.settings.get(WRITTEN_DECISIONS))  # no probes: the tokens of the decision are credited
-        policy = ThinkingPolicy() if written else self.thinking_policy
-        reads = bool(choices) and policy != ThinkingPolicy() and supports(dspy.settings.lm, "top_logprobs")
-        config = logprobs_options(dspy.settings.lm) if reads else {}
+        choices, dynamic = list(step.actions), self.thinking_policy != OFF
+        written = bool(dspy.settings.get(WRITTEN_DECISIONS))
+        reads = bool(choices) and dynamic and not written and supports(dspy.settings.lm, "top_logprobs")
         past = _history(steps, first) if self.shows_history else []
 
-        def ask(tokens: int, thoughts: str) -> Round:
-            signature = _signature(self.act.signature, step.actions, tokens, bool(thoughts))
-            asked = {"observation": step.observation, **({"thoughts": thoughts} if thoughts else {})}
+        def ask(signature: Any, asked: dict[str, Any], options: dict[str, Any]) -> tuple[Any, str, float | None]:
             filled = self.fit_context(self.act, signature, asked, past, "history")
             if not self.shows_history:
                 del filled["history"]
-            with alternatives_of("action") if reads else nullcontext(), dspy.context(trace=[]):
-                answer = self.act(signature=signature, config=config, **filled)
-                trace = list(dspy.settings.trace)
-            known = reads and has_probabilities(answer)
-            margin = margin_of(choice_probabilities(answer, "action", choices)) if known else None
-            answer._store.pop("logprobs", None)
-            answer._completions = None  # they contain the alternatives too, and a trace would store them
-            return Round(str(answer.action), margin, str(answer.get("thought") or ""), trace)
+            answer = self.act(signature=signature, config=options, **filled)
+            return answer, str(answer.action), choice_margin(answer, "action", choices if reads else ())
 
+        signature, inputs = _choosing(self.act.signature, step.actions), {"observation": step.observation}
+        field = "action" if reads else ""
         try:
-            thought = think(policy, self._thought_tokens(), ask)
+            last = self.decided(ask, signature, inputs, tokens=self.deep_thought_tokens, field=field, reads=reads)
         except AdapterParseError:
             return None
-        if dspy.settings.trace is not None:
-            dspy.settings.trace.extend(thought.last.result)
-        return str(thought.last.choice).strip()
-
-    def _thought_tokens(self) -> int:
-        set_budget = getattr(dspy.settings.lm, "thinking", None) is not None
-        return 0 if not set_budget and self.agent_parameters.reasoning_depth <= 3 else self.thought_tokens
+        return str(last.choice).strip()
 
 
 class ShippedEnvironmentAgent(EnvironmentAgent):
@@ -171,34 +150,10 @@ class ShippedEnvironmentAgent(EnvironmentAgent):
     action_limits: ClassVar[Mapping[str, Any]] = {}
     shows_past: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        *,
-        thinking: Any = None,
-        policy: Any = None,
-    ) -> None:
-        super().__init__(
-            type(self).environment,
-            self.instructions,
-            action=dspy.OutputField(**self.action_limits) if self.action_limits else None,
-            history=self.shows_past,
-            parameters=parameters,
-            prompt_format=prompt_format,
-            thinking=thinking,
-            policy=policy,
-        )
-
-
-class _Held:
-    """Keeps a function or class as it is where a program is copied."""
-
-    def __init__(self, make: Callable[[], Environment]) -> None:
-        self.make = make
-
-    def __deepcopy__(self, memo: object) -> "_Held":
-        return self
+    def __init__(self, **agent: Unpack[AgentSettings]) -> None:
+        action = dspy.OutputField(**self.action_limits) if self.action_limits else None
+        make = type(self).environment
+        super().__init__(make, self.instructions, action=action, history=self.shows_past, **agent)
 
 
 def _entry(action: str | None, step: EnvironmentStep, error: str | None, call: int | None) -> dict[str, Any]:
@@ -233,14 +188,9 @@ def _history(steps: Sequence[dict[str, Any]], first: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _signature(signature: Any, actions: tuple[str, ...], tokens: int, continued: bool) -> Any:
-    """The signature with the actions to choose from, and a thought of at most so many tokens before.
-
-    Args:
-        continued: whether there are earlier thoughts.
-    """
-    if actions:  # a field of its own: the limits of a written action do not apply to a choice
-        signature = signature.delete("action").append("action", dspy.OutputField(), Literal[actions])
-    if continued:
-        signature = signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
-    return signature.prepend("thought", thought_field(tokens), str) if tokens else signature
+def _choosing(signature: Any, actions: tuple[str, ...]) -> Any:
+    """The signature with the actions to choose from. They are a field of their own: the limits of a written action do
+    not apply to a choice."""
+    if not actions:
+        return signature
+    return signature.delete("action").append("action", dspy.OutputField(), Literal[actions])

@@ -3,9 +3,9 @@ does, under limits."""
 
 import contextvars
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
@@ -140,24 +140,6 @@ _TICK_S = 0.2  # after so long a stopped run notices that it was stopped
 _ACTION_CHARS = 80  # characters of an action in messages
 
 
-class _Call:
-    """One call in the environment's thread, with its result or error."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.work, self.context = work, contextvars.copy_context()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        try:
-            self.result = self.context.run(self.work)
-        except BaseException as error:  # raised again in the waiting thread
-            self.error = error
-        finally:
-            self.done.set()
-
-
 class _Thread:
     """A daemon thread that makes all calls of one environment.
 
@@ -165,29 +147,36 @@ class _Thread:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.abandoned = False
         self._thread = StoppableThread(self._work, "assay-environment")
         self._thread.start()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            call.run()
+            call()
 
-    def run(self, work: Callable[[], Any], seconds: float) -> _Call | None:
+    def run(self, work: Callable[[], Any], seconds: float) -> "Future[Any] | None":
         """The finished call; None if it took longer than `seconds`, and the thread is then abandoned."""
-        call = _Call(work)
+        context, future = contextvars.copy_context(), Future[Any]()
+
+        def call() -> None:
+            try:
+                future.set_result(context.run(work))
+            except BaseException as error:  # raised again in the waiting thread
+                future.set_exception(error)
+
         self._calls.put(call)
         until = time.monotonic() + seconds
         try:
-            while not call.done.wait(max(0.0, min(_TICK_S, until - time.monotonic()))):
+            while not wait([future], max(0.0, min(_TICK_S, until - time.monotonic()))).done:
                 if time.monotonic() >= until:
                     self.abandon()
                     return None
         except BaseException:  # the whole run was stopped
             self.abandon()
             raise
-        return call
+        return future
 
     def abandon(self) -> None:
         """Stops the thread at the next line of Python that it executes. It makes no calls afterwards."""
@@ -281,9 +270,9 @@ class Play:
         finished = self._thread.run(call, self._limit_s)
         if finished is None:
             raise self._failure(f"gave no result of {what} after {self._limit_s:g} s")
-        error = finished.error
+        error = finished.exception()
         if error is None:
-            return finished.result
+            return finished.result()
         if isinstance(error, InvalidAction) and what.startswith("step("):
             raise error
         if isinstance(error, EnvironmentFailed):  # it says itself what went wrong

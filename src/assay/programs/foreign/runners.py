@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -25,25 +24,23 @@ from assay.support.awaited import completed
 from assay.support.settings import nearest
 from assay.support.values import json_text
 
-# -- The standard error of a process, in a file of limited size of which the end is kept.
-
-
-_MOST_BYTES = 1 << 20
-_CHARS = 500  # of the end
+_CHARS = 500  # of a standard error
 
 
 class StandardError:
-    """A file for a process to write to. Its owner calls `shorten` now and then while the process runs."""
+    """A pipe for a process to write to, of which the last characters are kept. Read it once, at the end."""
 
     def __init__(self) -> None:
-        self.file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__, or with this object
-        self._before = b""  # the end of what was removed from the file
-        with suppress(ModuleNotFoundError):  # Windows: the file then keeps its size, as holes
-            import fcntl
+        self._read, write = os.pipe()
+        self.file: BinaryIO = os.fdopen(write, "wb", buffering=0)
+        self._last = bytearray()
+        self._reader = threading.Thread(target=self._keep, name="assay-stderr", daemon=True)
+        self._reader.start()
 
-            # the process writes at the file's end, wherever that is after the file was emptied
-            flags = fcntl.fcntl(self.file, fcntl.F_GETFL)
-            fcntl.fcntl(self.file, fcntl.F_SETFL, flags | os.O_APPEND)
+    def _keep(self) -> None:
+        while part := os.read(self._read, 1 << 16):
+            self._last[:] = (self._last + part)[-4 * _CHARS :]  # bytes of so many characters
+        os.close(self._read)
 
     def __enter__(self) -> "StandardError":
         return self
@@ -51,21 +48,11 @@ class StandardError:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def shorten(self) -> None:
-        """Empties a file that has become too large."""
-        if os.fstat(self.file.fileno()).st_size > _MOST_BYTES:
-            self._before = self._end()
-            os.ftruncate(self.file.fileno(), 0)
-
     def tail(self) -> str:
         """The last characters that were written, at most 500."""
-        return self._end().decode("utf-8", "replace").strip()[-_CHARS:]
-
-    def _end(self) -> bytes:
-        most = 4 * _CHARS  # bytes of so many characters
-        size = os.fstat(self.file.fileno()).st_size
-        read = os.pread(self.file.fileno(), most, max(0, size - most))
-        return (self._before + read)[-most:]
+        self.file.close()  # the process has its own descriptor
+        self._reader.join(0.2)  # ends with the process; what a living one has written is read by then
+        return self._last.decode("utf-8", "replace").strip()[-_CHARS:]
 
 
 # -- What an agent gets for a task, how its answer is read, and how it fails. Runs nothing.
@@ -172,9 +159,6 @@ def command_of(agent: str) -> list[str]:
     return words
 
 
-# -- Runners.
-
-
 CHECK_S = 0.1  # longest time between two checks
 _KEYS = ("ASSAY_KEY", "ASSAY_AGENT_KEY", "ASSAY_UPSTREAM_KEY")  # with them an agent could set its own reward
 
@@ -250,12 +234,7 @@ class CommandRunner:
         with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, StandardError() as err:
             task_file.write(task.to_json())
             task_file.seek(0)
-
-            def watch() -> None:
-                check()
-                err.shorten()
-
-            code = self._exit_code(self._start(task.environment(), task_file, out, err.file), out, watch)
+            code = self._exit_code(self._start(task.environment(), task_file, out, err.file), out, check)
             stderr = err.tail()
             if code < 0:
                 raise RunnerLost(f"the agent's process was killed by {_signal_name(-code)}; it said: {stderr!r}")

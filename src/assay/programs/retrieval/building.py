@@ -12,6 +12,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,9 +201,6 @@ def _without_tags(text: str) -> tuple[str, str]:
     return unescape(_TAGS.sub(" ", text[:at])), text[at:]
 
 
-# -- Building.
-
-
 _BATCH_PASSAGES, _BATCH_FILES, _BATCH_S = 2000, 500, 5.0  # of one transaction
 _REMOVED = 2000  # passages that one transaction removes
 _FRESH_S = 2.0  # a file that was modified less than this before it was read may change again with the same time stamp
@@ -314,26 +312,28 @@ class _Document:
     """A document that is read.
 
     Attributes:
-        id: of its row; None until the row is written.
         replaces: id of the row with its former content.
-        read: size, time, hash; None until it is read to its end.
+        id: of its row; None until the row is written.
+        passages: line and text of those that are not written yet.
+        read: size, time, hash; empty until it is read to its end.
     """
 
     name: str
     replaces: int | None
     id: int | None = None
-    read: dict[str, Any] | None = None
+    passages: list[tuple[int, str]] = field(default_factory=list)
+    read: dict[str, Any] = field(default_factory=dict)
 
 
 class _Update:
-    """The state of an update: rows that wait for the next transaction."""
+    """The state of an update: documents that wait for the next transaction."""
 
     def __init__(self, engine: sa.Engine, root: str, index: str, passage_chars: int) -> None:
         self.engine, self.root, self.index = engine, _text(root), index
         self.form, self.passage_chars = f"1 {passage_chars}", passage_chars
         self.counts = IndexCounts()
-        self._documents: list[_Document] = []
-        self._passages: list[tuple[_Document, int, str]] = []
+        self._waiting: list[_Document] = []  # read to their ends
+        self._passages = 0  # of these
         self._touched: list[dict[str, Any]] = []
         self._since = time.monotonic()
 
@@ -351,124 +351,104 @@ class _Update:
             return list(connection.execute(statement).scalars())
 
     def read(self, file: TextFile, known: Any) -> None:
-        """Reads one file, if it is new or changed."""
-        if known is not None and self._is_same(file, known):
-            self.counts.unchanged += 1
-            return
+        """Reads one file, if it is new or changed. One that vanished is removed; one that cannot be read keeps its
+        former passages."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._read(file, known)
             except FileChanged:
-                status = _status(file.path)
-                if isinstance(status, OSError):
-                    return self._unread(file, known, status)
-                file = TextFile(file.path, file.name, status.st_size, status.st_mtime_ns)
-            except OSError as error:
-                return self._unread(file, known, error)
+                if (status := _status(file.path)) is not None:
+                    file = TextFile(file.path, file.name, status.st_size, status.st_mtime_ns)
+            except FileNotFoundError:
+                if known is not None:
+                    self.counts.removed += 1
+                    self.retire([known.id])
+                return
+            except OSError:
+                return self.counts.skip("unreadable", file.name)
         self.counts.skip("changing", file.name)
-
-    def _may_be_same(self, file: TextFile, known: Any) -> bool:
-        return bool(known.form == self.form and known.size == file.size)
-
-    def _is_same(self, file: TextFile, known: Any) -> bool:
-        settled = known.mtime_ns < (known.read_at - _FRESH_S) * 1e9
-        return self._may_be_same(file, known) and known.mtime_ns == file.mtime_ns and settled
-
-    def _unread(self, file: TextFile, known: Any, error: OSError) -> None:
-        """A file that vanished is removed; one that cannot be read keeps its former passages."""
-        if not isinstance(error, FileNotFoundError):
-            self.counts.skip("unreadable", file.name)
-        elif known is not None:
-            self.counts.removed += 1
-            self.retire([known.id])
 
     def _read(self, file: TextFile, known: Any) -> None:
         read_at = time.time()
-        if known is not None and self._may_be_same(file, known):
+        if known is not None and known.form == self.form and known.size == file.size:
+            settled = known.mtime_ns < (known.read_at - _FRESH_S) * 1e9
+            if settled and known.mtime_ns == file.mtime_ns:
+                self.counts.unchanged += 1
+                return
             with open_text(file) as opened:
                 if opened.sha256() == known.sha256:
                     self.counts.unchanged += 1
                     self._touched.append({"of": known.id, "mtime": file.mtime_ns, "at": read_at})
                     return
+        document, passages = _Document(file.name, None if known is None else known.id), 0
         with open_text(file) as opened:
-            document = _Document(file.name, None if known is None else known.id)
             try:
-                passages = self._split(document, opened)
+                for line, text in passages_of(opened.blocks(), self.passage_chars):
+                    document.passages.append((line, _text(text)))
+                    passages += 1
+                    if len(document.passages) >= _BATCH_PASSAGES:  # removed as unfinished, if it cannot be read further
+                        with self.engine.begin() as connection:
+                            self._write(connection, [document])
             except FileIsBinary:
                 self.counts.skip("binary", file.name)
-                before = None if known is None else known.id  # it was text before
-                self.retire([of for of in (before, document.id) if of is not None])
+                self.retire([] if known is None else [known.id])  # it was text before
                 return
             document.read = {"size": file.size, "mtime_ns": file.mtime_ns, "read_at": read_at}
             document.read["sha256"] = opened.sha256()
+        self._waiting.append(document)
         self.counts.passages += passages
         self.counts.added += known is None
         self.counts.changed += known is not None
-        if len(self._documents) >= _BATCH_FILES or time.monotonic() - self._since > _BATCH_S:
+        waiting = sum(len(document.passages) for document in self._waiting)
+        if (
+            waiting >= _BATCH_PASSAGES
+            or len(self._waiting) >= _BATCH_FILES
+            or time.monotonic() - self._since > _BATCH_S
+        ):
             self.flush()
 
-    def _split(self, document: _Document, opened: open_text) -> int:
-        """Queues a document and its passages. If it cannot be read to its end, nothing of it is queued."""
-        passages = 0
-        self._documents.append(document)
-        try:
-            for line, text in passages_of(opened.blocks(), self.passage_chars):
-                self._passages.append((document, line, _text(text)))
-                passages += 1
-                if len(self._passages) >= _BATCH_PASSAGES:
-                    self.flush()
-        except BaseException:
-            self._documents = [other for other in self._documents if other is not document]
-            self._passages = [row for row in self._passages if row[0] is not document]
-            raise
-        return passages
-
     def flush(self) -> None:
-        """Writes what waits, in one transaction. Documents that were read to their end are found from then on."""
-        finished = [document for document in self._documents if document.read is not None]
-        replaced = [document.replaces for document in finished if document.replaces is not None]
+        """Writes what waits, in one transaction. The documents are found from then on."""
+        replaced = [document.replaces for document in self._waiting if document.replaces is not None]
         with self.engine.begin() as connection:
-            numbers = self._write_rows(connection, [document for document in self._documents if document.id is None])
-            self._write_passages(connection, numbers)
-            for document in finished:
-                if document.id is not None:  # its row is from an earlier transaction
-                    values = {**(document.read or {}), "ready": True}
-                    connection.execute(sa.update(_d).where(_d.c.id == document.id).values(values))
-            for of in replaced:
-                connection.execute(sa.update(_d).where(_d.c.id == of).values(ready=False))
+            self._write(connection, self._waiting)
+            for at in replaced:
+                connection.execute(sa.update(_d).where(_d.c.id == at).values(ready=False))
             if self._touched:
                 touch = sa.update(_d).where(_d.c.id == sa.bindparam("of"))
                 connection.execute(
                     touch.values(mtime_ns=sa.bindparam("mtime"), read_at=sa.bindparam("at")), self._touched
                 )
-        for document, number in numbers.items():
-            document.id = number
-        self._documents = [document for document in self._documents if document.read is None]
-        self._passages, self._touched, self._since = [], [], time.monotonic()
+        self._waiting, self._passages, self._touched, self._since = [], 0, [], time.monotonic()
         self._remove_rows(replaced)
 
-    def _write_rows(self, connection: sa.Connection, new: list[_Document]) -> dict[_Document, int]:
-        """Inserts the rows of documents, and returns their ids."""
-        unread = {"size": 0, "mtime_ns": 0, "read_at": 0.0, "sha256": ""}
-        common = {"index_name": self.index, "root": self.root, "form": self.form}
+    def _write(self, connection: sa.Connection, documents: list[_Document]) -> None:
+        """Writes the rows of documents and their passages. Those that are read to their ends become ready."""
         rows = [
-            {**common, "path": _text(document.name), **(document.read or unread), "ready": document.read is not None}
-            for document in new
+            {
+                **{"index_name": self.index, "root": self.root, "form": self.form, "path": _text(document.name)},
+                **(document.read or {"size": 0, "mtime_ns": 0, "read_at": 0.0, "sha256": ""}),
+                "ready": bool(document.read),
+            }
+            for document in documents
         ]
-        if not rows:
-            return {}
+        new = [row for row, document in zip(rows, documents, strict=True) if document.id is None]
         insert = sa.insert(_d).returning(_d.c.id, sort_by_parameter_order=True)
-        return dict(zip(new, connection.execute(insert, rows).scalars(), strict=True))
-
-    def _write_passages(self, connection: sa.Connection, numbers: dict[_Document, int]) -> None:
-        rows = [
-            {"document_id": numbers.get(of, of.id), "key": passage_key(text), "line": line, "text": text}
-            for of, line, text in self._passages
-        ]
-        if rows and connection.dialect.name == "sqlite":
-            connection.execute(sa.insert(_p), [{**row, "words": fulltext.searched(str(row["text"]))} for row in rows])
-        elif rows:
-            searched = [{**row, "text_of_words": row["text"]} for row in rows]
+        numbers = iter(connection.execute(insert, new).scalars().all() if new else ())
+        passages: list[dict[str, Any]] = []
+        for row, document in zip(rows, documents, strict=True):
+            if document.id is None:
+                document.id = next(numbers)
+            else:  # its row is from an earlier transaction
+                connection.execute(sa.update(_d).where(_d.c.id == document.id).values(row))
+            for line, text in document.passages:
+                passages.append({"document_id": document.id, "key": passage_key(text), "line": line, "text": text})
+            document.passages = []
+        if passages and connection.dialect.name == "sqlite":
+            with_words = [{**row, "words": fulltext.searched(str(row["text"]))} for row in passages]
+            connection.execute(sa.insert(_p), with_words)
+        elif passages:
+            searched = [{**row, "text_of_words": row["text"]} for row in passages]
             connection.execute(sa.insert(_p).values(words=fulltext.WORDS), searched)
 
     def retire(self, documents: list[int]) -> None:
@@ -503,12 +483,11 @@ class _Update:
                         connection.execute(sa.delete(table).where(chosen))
 
 
-def _status(path: Path) -> Any:
-    """The status of a file, or the error."""
-    try:
+def _status(path: Path) -> os.stat_result | None:
+    """The status of a file; None if it has none, which the next reading says."""
+    with suppress(OSError):
         return path.lstat()
-    except OSError as error:
-        return error
+    return None
 
 
 def _text(text: str) -> str:

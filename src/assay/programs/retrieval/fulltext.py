@@ -73,9 +73,6 @@ def by_proximity(
     return sorted(candidates, key=lambda candidate: -total(candidate)) if pairs else list(candidates)
 
 
-# -- Fulltext.
-
-
 TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
@@ -95,18 +92,24 @@ _COMMON = frozenset(
         "their there this to was were what when where which who why will with you your"
     )
 )
-_CREATE = (
-    f"CREATE VIRTUAL TABLE IF NOT EXISTS passages_fts USING fts5(words, content='passages', content_rowid='id', "
-    f"tokenize='{TOKENIZER}')",
-    "CREATE TRIGGER IF NOT EXISTS passages_added AFTER INSERT ON passages BEGIN "
-    "INSERT INTO passages_fts(rowid, words) VALUES (new.id, new.words); END",
-    "CREATE TRIGGER IF NOT EXISTS passages_removed AFTER DELETE ON passages BEGIN "
-    "INSERT INTO passages_fts(passages_fts, rowid, words) VALUES ('delete', old.id, old.words); END",
-)
 
 
-def prepare(engine: sa.Engine) -> None:
-    """Creates the FTS5 table of a SQLite store, which other commands do not need.
+def _created(table: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """Statements that create the FTS5 index of a table, with the triggers that keep it up to date."""
+    index, names = f"{table}_fts", ", ".join(columns)
+    new, old = (", ".join(f"{row}.{column}" for column in columns) for row in ("new", "old"))
+    return (
+        f"CREATE VIRTUAL TABLE IF NOT EXISTS {index} USING fts5({names}, content='{table}', content_rowid='id', "
+        f"tokenize='{TOKENIZER}')",
+        f"CREATE TRIGGER IF NOT EXISTS {table}_added AFTER INSERT ON {table} BEGIN "
+        f"INSERT INTO {index}(rowid, {names}) VALUES (new.id, {new}); END",
+        f"CREATE TRIGGER IF NOT EXISTS {table}_removed AFTER DELETE ON {table} BEGIN "
+        f"INSERT INTO {index}({index}, rowid, {names}) VALUES ('delete', old.id, {old}); END",
+    )
+
+
+def prepare(engine: sa.Engine, table: str = "passages", columns: Sequence[str] = ("words",)) -> None:
+    """Creates the full-text index of a table of a SQLite store, which other commands do not need.
 
     Raises:
         StoreError: this SQLite was built without FTS5.
@@ -119,7 +122,7 @@ def prepare(engine: sa.Engine) -> None:
                 "this Python's SQLite has no full-text search (FTS5): use another build of Python, or PostgreSQL as "
                 "the store (store='postgresql://…')"
             )
-        for statement in _CREATE:
+        for statement in _created(table, columns):
             connection.exec_driver_sql(statement)
 
 

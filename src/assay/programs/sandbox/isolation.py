@@ -16,8 +16,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le
 
 from assay.errors import DISTRIBUTION, ConfigError, SandboxError
+from assay.support.options import Settings
+from assay.support.settings import one_of
 
 # -- The system call filter of the sandbox, as a classic BPF program.
 #
@@ -113,12 +118,10 @@ def filter_program(*, same_user: bool = False, deny_signals: bool = False) -> by
     return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, yes, no, value in lines)
 
 
-# -- Isolation.
-
-
 ISOLATIONS = ("bubblewrap", "landlock", "none")
 _INSTALL = f"Install it with: pip install '{DISTRIBUTION}[sandbox]'"
 SCRIPTS = Path(__file__).parent  # folder of the scripts that run inside the sandbox
+STRONG = ISOLATIONS[:2]  # what `auto` stands for, strongest first
 INSIDE = "/assay"  # the scripts of this package, read-only
 FOLDER = "/sandbox"  # the only writable folder, as the untrusted code sees it
 _INPUTS = "/assay-input"
@@ -128,26 +131,28 @@ _USERS = (1_000_000_000, 2_000_000_000)  # ids that no account has
 _FEW_USERS = (61_184, 65_519)  # systemd's range for dynamic users, where a container maps only 65536 ids
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+_Whole = Annotated[int, Ge(1), Le(2**40)]
+
+
+class Limits(Settings):
     """Limits of one run. All are of the whole process tree, except where the comment says otherwise."""
 
-    timeout_s: float
-    memory_mb: int  # address space of each process, and resident memory of all
-    processes: int = 16  # threads count
-    disk_mb: int = 64  # the writable folder, and each file
-    output_bytes: int = 1_000_000  # kept of standard output and of standard error, each
+    timeout_s: Annotated[float, Gt(0), Le(86_400)]
+    memory_mb: Annotated[int, Ge(64), Le(2**40)]  # address space of each process, and resident memory of all
+    processes: Annotated[int, Ge(2), Le(2**40)] = 16  # threads count
+    disk_mb: _Whole = 64  # the writable folder, and each file
+    output_bytes: _Whole = 1_000_000  # kept of standard output and of standard error, each
 
-    def __post_init__(self) -> None:
-        least = {"memory_mb": 64, "processes": 2, "disk_mb": 1, "output_bytes": 1}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not bound <= value <= 2**40:
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least {bound}")
-        if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, int | float):
-            raise ConfigError(f"timeout_s={self.timeout_s!r} must be a number of seconds")
-        if not 0 < self.timeout_s <= 86_400:
-            raise ConfigError(f"timeout_s={self.timeout_s!r} must be above 0 and at most 86400 seconds")
+
+def isolations_of(name: Any) -> tuple[str, ...]:
+    """The isolations that a name stands for, strongest first.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in ("auto", *ISOLATIONS):
+        raise ConfigError(f"isolation={name!r} {one_of(name, ('auto', *ISOLATIONS))}")
+    return STRONG if name == "auto" else (name,)
 
 
 @dataclass(frozen=True, kw_only=True)

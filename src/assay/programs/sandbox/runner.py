@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError, SandboxError
-from assay.programs.sandbox.execution import choose_isolation
 from assay.programs.sandbox.isolation import Limits
-from assay.programs.sandbox.process import SandboxedProcess
+from assay.programs.sandbox.process import SandboxedProcess, choose_isolation
 from assay.programs.sandbox.values import NotPlain, encode, same, show
 
 # -- Tests of untrusted code. The outcome does not depend on anything that the code reports about itself.
@@ -270,9 +269,6 @@ class SuiteResult:
         lines += [f"- {result.reason}" for result in failed[:most]]
         lines += [f"- {len(failed) - most} more failed."] if len(failed) > most else []
         return "\n".join(lines)
-
-
-# -- Runner.
 
 
 _GRACE_S = 2.0  # after the harness should have ended a test by itself

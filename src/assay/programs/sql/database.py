@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from assay.errors import ConfigError, EnvironmentFailed
+from assay.errors import EnvironmentFailed
+from assay.support.options import Positive, Seconds, Settings
 
 # -- How often a nested query writes its columns out before the database counts instructions.
 
@@ -70,33 +71,23 @@ def _size(text: str, queries: list[str], tables: Mapping[str, float], level: int
     return max(names.values(), default=1) * max(1.0, inside)
 
 
-# -- Database.
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryLimits:
+class QueryLimits(Settings):
     """Limits of one query.
 
-    Attributes:
-        rows: that are returned; more are cut off.
-        size: bytes of the result.
-        steps: instructions of SQLite's machine.
-        seconds: of the clock.
-        characters: of the query.
     Raises:
         ConfigError: a limit is not above 0.
     """
 
-    rows: int = 200
-    size: int = 1_000_000
-    steps: int = 10_000_000
-    seconds: float = 2.0
-    characters: int = 2000
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise ConfigError(f"{name}={value!r} must be above 0")
+    rows: Positive = 200
+    """Rows that are returned; more are cut off."""
+    size: Positive = 1_000_000
+    """Bytes of the result."""
+    steps: Positive = 10_000_000
+    """Instructions of SQLite's machine."""
+    seconds: Seconds = 2.0
+    """Of the clock."""
+    characters: Positive = 2000
+    """Of the query."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from assay.errors import DataError
 from assay.programs.sql.database import (
+    Database,
     QueryError,
     QueryLimits,
     QueryResult,
@@ -104,9 +106,6 @@ def _sqlite(sql: str, *values: Any) -> Any:
     with closing(sqlite3.connect(":memory:")) as other:
         other.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_OF_VALUE)
         return other.execute(sql, values).fetchone()[0]
-
-
-# -- Sqlite.
 
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
@@ -271,3 +270,20 @@ def _table(opened: sqlite3.Connection, name: str) -> Table | None:
         columns=tuple(row[0] for row in columns),
         references=tuple((str(row[0]), str(row[1])) for row in references),
     )
+
+
+def open_database(name: str) -> Database:
+    """A database by its URL (`postgresql://…`) or the path of an SQLite file.
+
+    Raises:
+        DataError: there is no such file.
+        MissingExtra: the driver of PostgreSQL is not installed.
+    """
+    if name.startswith(("postgresql://", "postgres://")):
+        from assay.programs.sql.postgresql import PostgreSQL
+
+        return PostgreSQL(name)
+    path = Path(name)
+    if not path.is_file():
+        raise DataError(f"database={name!r} is no file and no URL of PostgreSQL")
+    return SQLite(path)

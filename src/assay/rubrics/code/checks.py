@@ -1,20 +1,48 @@
-"""Checks of edited code, for rubrics: `minimal_diff` and `no_hacks`.
+"""Checks of code, for rubrics: `minimal_diff` and `no_hacks` of an edit, and `tests_pass`, which runs it in a sandbox.
 
-The source before the edit, the fixed source and the visible tests are fields of the task (inputs, expected outputs or
-metadata). The edited source is an output field; a Markdown fence around it is removed.
+The source before the edit, the fixed source and the tests are fields of the task (inputs, expected outputs or
+metadata). Keep hidden tests in the metadata: programs see the inputs, and demonstrations show expected outputs. The
+code is an output field; a Markdown fence around it is removed.
 """
 
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from assay.datasets.tasks import Task
+from assay.errors import DataError, SandboxError
 from assay.rubrics.code import difference as minimal
 from assay.rubrics.code.hacks import RULES, find_hacks
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
-from assay.rubrics.fields import code_of, value_of
 from assay.traces.records import Rollout
 
-__all__ = ["minimal_diff", "no_hacks", "smallest_edit"]
+__all__ = ["minimal_diff", "no_hacks", "smallest_edit", "tests_pass"]
+
+# -- Fields that checks of code read: values of a task, and the code of a prediction.
+
+
+_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def value_of(task: Task, name: str) -> Any:
+    """A value of the task's metadata, expected outputs or inputs; None if there is none."""
+    for values in (task.metadata, task.expected, task.inputs):
+        if values.get(name) is not None:
+            return values[name]
+    return None
+
+
+def code_of(prediction: dict[str, Any], field: str) -> str | None:
+    """The code of a prediction: its longest fenced block if it has fences. None if it has no text."""
+    value = prediction.get(field)
+    if value is None and len(prediction) == 1 and next(iter(prediction)) in ("answer", "output"):
+        value = next(iter(prediction.values()))  # recorded from outside, where the recorder names the field
+    value = getattr(value, "code", value)  # `dspy.Code`
+    if not isinstance(value, str):
+        return None
+    return max(_FENCE.findall(value), key=len, default=value)
+
 
 _LISTED = 5
 
@@ -113,8 +141,7 @@ def no_hacks(
     findings = find_hacks(_source(task, before), text, value_of(task, tests) or "")
     findings = [finding for finding in findings if finding.rule not in allow]
     more = f"; and {len(findings) - _LISTED} more" if len(findings) > _LISTED else ""
-    reason = f"The edit games the tests: {'; '.join(map(str, findings[:_LISTED]))}{more}." if findings else ""
-    return Grade(value=float(not findings), reason=reason)
+    return Grade.of(not findings, f"The edit games the tests: {'; '.join(map(str, findings[:_LISTED]))}{more}.")
 
 
 def _source(task: Task, name: str) -> str:
@@ -125,4 +152,85 @@ def _source(task: Task, name: str) -> str:
 
 
 def _no_code(prediction: dict[str, Any], field: str) -> Grade:
-    return Grade(value=0.0, reason=f"The prediction has no source in {field!r}; it has {sorted(map(str, prediction))}.")
+    return Grade.of(False, f"The prediction has no source in {field!r}; it has {sorted(map(str, prediction))}.")
+
+
+def _validate_limits(
+    timeout_s: float = 20,
+    memory_mb: int = 512,
+    isolation: str = "auto",
+    test_timeout_s: float | None = None,
+    **_: Any,
+) -> None:
+    from assay.programs.sandbox.isolation import Limits, isolations_of
+
+    Limits(timeout_s=timeout_s, memory_mb=memory_mb)
+    isolations_of(isolation)
+    if test_timeout_s is not None and not 0 < test_timeout_s <= timeout_s:
+        raise ValueError(f"test_timeout_s={test_timeout_s!r} must be above 0 and at most timeout_s={timeout_s!r}")
+
+
+@arguments_rule(_validate_limits)
+def tests_pass(
+    task: Task,
+    prediction: dict[str, Any],
+    rollout: Rollout | None,
+    field: str = "code",
+    hidden: str = "hidden_tests",
+    visible: str = "visible_tests",
+    entry_point: str = "entry_point",
+    timeout_s: float = 20,
+    memory_mb: int = 512,
+    isolation: str = "auto",
+    test_timeout_s: float | None = None,
+) -> Grade:
+    """Share of the hidden tests that the code passes, run in a sandbox. The reason names visible tests only.
+
+    Unscored where no sandbox can be started. Whatever the code does in it counts as failed tests.
+
+    Args:
+        field: output field with the code.
+        hidden: field of the task with the tests that decide the grade.
+        visible: field of the task with the tests for the reason; it may be missing.
+        entry_point: field of the task with the name of the function for `check(candidate)`.
+        timeout_s: for all hidden tests together, and for all visible ones.
+        memory_mb: of the code's processes.
+        isolation: `bubblewrap`, `landlock`, `none`, or `auto` for the first of the first two that works.
+        test_timeout_s: for one test; by default a quarter of `timeout_s`.
+    """
+    from assay.programs.sandbox import Suite, run_tests
+
+    name = str(value_of(task, entry_point) or "")
+    try:
+        if (tests := value_of(task, hidden)) is None:
+            raise NoGrade(f"task {task.id!r} has no {hidden!r} to test the code with", missing_field=hidden)
+        secret = Suite.parse(tests, name)
+        visible_suite = Suite.parse(value_of(task, visible), name) if value_of(task, visible) else None
+        code = code_of(prediction, field)
+        if code is None or not code.strip():
+            fields = sorted(map(str, prediction))
+            return Grade.of(False, f"The prediction has no code in {field!r}; it has {fields}.")
+        run = partial(
+            run_tests,
+            code,
+            timeout_s=timeout_s,
+            memory_mb=memory_mb,
+            isolation=isolation,
+            test_timeout_s=test_timeout_s,
+        )
+        share = run(secret).share
+        if share == 1.0:
+            return Grade(value=1.0)
+        if visible_suite is None:
+            return Grade(value=share, reason="Hidden tests failed. The task has no visible tests.")
+        result = run(visible_suite)
+    except SandboxError as error:
+        raise NoGrade(f"the code cannot be run: {error}") from error
+    except DataError as error:
+        raise NoGrade(f"task {task.id!r}: {error}") from error
+    if result.share == 1.0:
+        return Grade(value=share, reason="All visible tests passed, and hidden tests failed.")
+    return Grade(value=share, reason=f"Visible tests: {result.feedback()}")
+
+
+tests_pass.__test__ = False  # pytest takes any function named test… of a module for a test

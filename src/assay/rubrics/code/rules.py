@@ -14,6 +14,7 @@ from assay.rubrics.code.sites import (
     Site,
     cannot_fail,
     cannot_pass,
+    defaults_of,
     folded,
     header,
     is_plain,
@@ -371,11 +372,7 @@ def _is_read(function: ast.AST, target: ast.expr) -> bool:
 
 
 def _mutable_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    positional = [*function.args.posonlyargs, *function.args.args]
-    pairs = [
-        *zip(reversed(positional), reversed(function.args.defaults), strict=False),
-        *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
-    ]
+    pairs = defaults_of(function.args)
     return {argument.arg for argument, default in pairs if isinstance(default, ast.List | ast.Dict | ast.Set)}
 
 
@@ -485,11 +482,7 @@ def _is_kept(site: Site, value: ast.AST) -> bool:
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets += node.targets if isinstance(node, ast.Assign) else [node.target]
     elif isinstance(node, FUNCTIONS):
-        positional = [*node.args.posonlyargs, *node.args.args]
-        pairs = [
-            *zip(reversed(positional), reversed(node.args.defaults), strict=False),
-            *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
-        ]
+        pairs = defaults_of(node.args)
         return not any(default is value and argument.arg in site.code.returned for argument, default in pairs)
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     constant = not isinstance(getattr(node, "value", None), ast.Lambda)

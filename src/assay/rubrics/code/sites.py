@@ -16,6 +16,15 @@ _PATH = "pathlib.Path"
 _PATHS = {_PATH, "pathlib.PosixPath", "pathlib.WindowsPath", f"{_PATH}.cwd", f"{_PATH}.home"}
 
 
+def defaults_of(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The arguments that have a default, with it; None for one that must be given by keyword."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    return [
+        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+
+
 def header(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a statement without the statements inside it."""
     waiting = [node]

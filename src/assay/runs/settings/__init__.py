@@ -4,62 +4,13 @@ Imports no heavy package: the command line makes its flags from these classes at
 """
 
 from assay.runs.settings.commands import (
-    CollectSettings,
-    CompileSettings,
     ImproveSettings,
-    RunSettings,
 )
-from assay.runs.settings.deploy import (
-    AdvanceSettings,
-    RegisterSettings,
-    RouteSettings,
-    SimulateSettings,
-    StartSettings,
-    SuiteSettings,
-)
-from assay.runs.settings.judge import (
-    FidelitySettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeScoreSettings,
-)
-from assay.runs.settings.loop import LoopInstallSettings
-from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
-from assay.runs.settings.traces import (
-    OfRunSettings,
-    StoredJudgeSettings,
-)
-from assay.runs.settings.train import TrainSettings
-from assay.runs.settings.tune import ImpactSettings, TuneSettings
-from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
-    "AdvanceSettings",
-    "CollectSettings",
     "CommonSettings",
-    "CompileSettings",
-    "FidelitySettings",
-    "ImpactSettings",
     "ImproveSettings",
-    "JudgeAuditSettings",
-    "JudgeCompileSettings",
-    "JudgeDriftSettings",
-    "JudgeScoreSettings",
-    "LoopInstallSettings",
-    "OfRunSettings",
     "ProgramSettings",
-    "RegisterSettings",
-    "RouteSettings",
-    "RunSettings",
-    "ServeSettings",
-    "SimulateSettings",
-    "StartSettings",
-    "StoredJudgeSettings",
-    "SuiteSettings",
-    "TrainSettings",
-    "TuneSettings",
-    "ViewSettings",
 ]

@@ -1,100 +1,11 @@
-"""Settings of `compile`, `run`, `collect` and `improve`."""
+"""Settings of `improve`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from assay.errors import ConfigError
-from assay.models.limits import DEFAULT_S
-from assay.models.roles import check_address, is_embedded
-from assay.runs.settings.fields import (
-    api_base,
-    api_key_env,
-    price_of_model,
-    replace_lms_of,
-    state_of,
-    thinking_of,
-)
-from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
-from assay.support.settings import Settings, setting
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileSettings(ExecutorSettings, PromptSettings):
-    """Settings of `assay.compile`."""
-
-    kind: str = "compile"
-    state: str | Path | None = state_of()
-    thinking_margin: float | None = setting(
-        None,
-        "Maximum loss in score for saving thinking tokens. After the search, the agent's thinking policy, or the "
-        "halting of a Refine program, is fitted on val: of the settings whose loss is at most this by a one-sided 95 "
-        "% interval, the one that saves most tokens is chosen. This takes at least 3 / margin val tasks. By default "
-        "nothing is fitted. The program must be an Agent with a thinking budget, or a "
-        "Refine program. A policy takes six runs of each val task, which --max-search-calls does not count.",
-        ge=0,
-        lt=1,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(Settings):
-    """Settings of `assay.run`."""
-
-    state: str | Path | None = state_of()
-    model: str | None = setting(
-        None, "Language model; by default that of the artifact, or of the program's predictors if each has one."
-    )
-    api_base: str | None = api_base("the model")
-    api_key_env: str | None = api_key_env()
-    price: str | None = price_of_model(note="")
-    thinking: int | str | None = thinking_of("the program", " By default that of the artifact.")
-    replace_lms: bool = replace_lms_of()
-    task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
-
-    def __post_init__(self) -> None:
-        check_address(self.api_base)
-        super().__post_init__()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectSettings(ExecutorSettings, CurriculumSettings):
-    """Settings of `assay.collect`."""
-
-    kind: str = "collect"
-    state: str | Path | None = state_of()
-    n: int = setting(8, "Number of rollouts of each task.", ge=1, flag="-n/--n")
-    split: str = setting(
-        "train", "Split of the tasks. Gate and test are not available for training.", choices=("train", "val")
-    )
-    over: Sequence[Mapping[str, Any]] = setting(
-        (),
-        "Values of an agent parameter, taken in turn by the rollouts of a task; repeatable.",
-        metavar="NAME=V,V…",
-        many=True,
-    )
-    untruncated: bool = setting(
-        False,
-        "Sample from the whole distribution of an embedded model, without top-k and top-p. A policy gradient on the "
-        "export needs this.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.curriculum is not None and self.split != "train":
-            raise ConfigError(
-                f"split={self.split!r} would have no effect: with a curriculum, train tasks are collected, and val "
-                "tasks decide about promotion"
-            )
-        if self.untruncated and not is_embedded(self.model):
-            raise ConfigError(
-                f"untruncated would have no effect on {self.model}: its server sets top-k and top-p. Set them there"
-            )
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        return {"top_p": 1.0} if self.untruncated else {}
+from assay.runs.settings.shared import ExecutorSettings, PromptSettings
+from assay.support.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Fields that several settings classes share, each with the help text of its class."""
 
-import dataclasses
 from typing import Any, Unpack
 
 from assay.models.prices import price_text
@@ -62,15 +61,6 @@ def replace_lms_of(whose: str = "the program", model: str = "the language model"
     )
 
 
-def optimizer_of(value: Any) -> str:
-    """The stored form of an optimizer: its name, see `assay.optimizers.prompts.given.optimizer_name`."""
-    if isinstance(value, str) and value.strip():
-        return value
-    from assay.optimizers.prompts.given import optimizer_name
-
-    return optimizer_name(value)
-
-
 def preflight_of(check: str, without: str) -> Any:
     """The field that switches the check before a run on or off. `without`: what happens if it is off."""
     return setting(True, check, flag="--no-preflight", flag_help=without, job=RESUMED)
@@ -108,9 +98,3 @@ def selected(help: str, **declared: Unpack[DeclaredFields]) -> Any:
     """An optional field that selects what one call is about."""
     declared["project"] = False
     return setting(None, help, **declared)
-
-
-def repeated(kind: type[Any], name: str) -> Any:
-    """A field of another settings class under a second name, with the same default, bounds and help."""
-    field = next(field for field in dataclasses.fields(kind) if field.name == name)
-    return dataclasses.field(default=field.default, metadata=field.metadata)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
+from assay.optimizers.prompts.config import optimizer_of
 from assay.runs.settings.fields import (
     RESUMED,
     api_base,
     api_key_env,
-    optimizer_of,
     preflight_of,
     price_of_model,
     replace_lms_of,
@@ -117,6 +117,11 @@ class CommonSettings(Settings):
     def model_name(self) -> str:
         """The model of the job."""
         return self.model
+
+    @property
+    def stored_salt(self) -> str | None:
+        """The salt of the job's splits, which the store keeps."""
+        return self.salt
 
     @property
     def limits(self) -> Mapping[str, int | None]:

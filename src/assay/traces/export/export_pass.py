@@ -70,11 +70,8 @@ class Target:
 
     def problem(self, turn: Turn) -> str | None:
         """`TEMPLATE` if a model cannot be trained on this call's answer, else None."""
-        return (
-            TEMPLATE
-            if self.checks and self.renderer.check(*trained_parts(turn, demos=self.demos)) is not None
-            else None
-        )
+        refused = self.checks and self.renderer.check(*trained_parts(turn, demos=self.demos)) is not None
+        return TEMPLATE if refused else None
 
     def see_whole(self, row: Mapping[str, Any]) -> None:
         """Discard the marked template if it renders this conversation differently from the model's template."""
@@ -95,16 +92,11 @@ class Target:
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest: the model, whether and where its template was found, and the counts of the calls."""
-        is_installed = self.template is not None
-        model = {
-            "model": self.name,
-            "trained_as": hub_name(self.name),
-            "found": is_installed,
-            "source": self.template.source if self.template else None,
-        }
+        source = self.template.source if self.template else None
+        model = {"model": self.name, "trained_as": hub_name(self.name), "found": self.template is not None}
         note = f"the chat template of {self.name} is not installed; whether it renders the answers was not checked"
-        model["masks"] = self.masks
-        return {**model, **self.renderer.to_dict(), **({} if is_installed else {"calls": 0, "note": note})}
+        unchecked = {"calls": 0, "note": note} if self.template is None else {}
+        return {**model, "source": source, "masks": self.masks, **self.renderer.to_dict(), **unchecked}
 
 
 # -- Provenance of an export: counts of the models, tokenizers, programs, rubrics, consents, runs and splits.
@@ -188,15 +180,12 @@ class ExportPass:
         self.provenance = Provenance()
         self.restrictions = Restrictions(store, config.selection, splits)
         self.total = count_turns(store, config.selection)
-        counts, self.batch = (
-            self._survey()
-            if config.balance.method != "none" or config.advantage == "batch"
-            else (Counter[tuple[str, ...]](), None)
-        )
-        self.sampler = Sampler(counts, config.balance)
+        self.batch: AgentBaselines | None = None
+        surveyed = config.balance.method != "none" or config.advantage == "batch"
+        self.sampler = Sampler(self._survey() if surveyed else {}, config.balance)
 
-    def _survey(self) -> tuple[Counter[tuple[str, ...]], AgentBaselines | None]:
-        """First pass over scores and step rewards: number of rollouts by balance cell, and the baseline of the
+    def _survey(self) -> Counter[tuple[str, ...]]:
+        """First pass over scores and step rewards: number of rollouts by balance cell. Sets the baseline of the
         batch.
         """
         counts, baseline = Counter[tuple[str, ...]](), self._baseline()
@@ -206,21 +195,16 @@ class ExportPass:
                     counts[self._cell(episode)] += 1
                 if (credited := self._credited(episode)) is not None:
                     baseline.add(credited[1], episode.agents)
-        return counts, baseline if self.config.advantage == "batch" else None
+        self.batch = baseline if self.config.advantage == "batch" else None
+        return counts
 
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
-        config, exclusions = self.config, None if light else self.exclusions
-        means, by_task = "difficulty" in config.balance.by, config.group_by == "task"
+        config = self.config
         return read_groups(
-            self.store,
-            config.selection,
-            self.sealed,
-            splits=self.splits,
-            light=light,
-            means=means,
-            by_task=by_task,
-            exclusions=exclusions,
-        )
+            self.store, config.selection, self.sealed, splits=self.splits, light=light,
+            means="difficulty" in config.balance.by, by_task=config.group_by == "task",
+            exclusions=None if light else self.exclusions,
+        )  # fmt: skip
 
     def _cell(self, episode: Episode) -> tuple[str, ...]:
         quality = episode.quality
@@ -292,21 +276,7 @@ class ExportPass:
         for episode, _, _ in selected:
             self._note(episode)
         if self.config.kind == "grpo":
-            episodes = [episode for episode, _, _ in selected]
-            inputs, outputs = grpo_columns(episodes)
-            self.columns["inputs"].update(inputs)
-            self.columns["outputs"].update(dict.fromkeys(outputs, ""))
-            answered = [
-                (episode.rollout, turn)
-                for episode in episodes
-                if episode.rollout.status == "done"
-                for turn in prompted_turns(episode, self.config.call)
-            ]
-            for rollout, turn in answered:
-                alike = sum(known.score == rollout.score for known, _ in self.answers)
-                if len(self.answers) < _ANSWERS and alike < _ANSWERS // 2:
-                    self.answers.append((rollout, turn))
-            return grpo_rows(episodes, self.target.renderer, call=self.config.call)
+            return self._grpo_rows([episode for episode, _, _ in selected])
         if self.config.kind == "sft":
             return self._sft_rows(selected)
         calls = self._calls(selected, self._baselines(group))
@@ -316,6 +286,17 @@ class ExportPass:
                 return labelled_rows(paired, self.target.renderer, good=self.config.min_quality)
             return preference_rows(paired, self.target.renderer, margin=self.config.margin)
         return self._transition_rows(selected, calls)
+
+    def _grpo_rows(self, episodes: list[Episode]) -> Iterator[dict[str, Any]]:
+        inputs, outputs = grpo_columns(episodes)
+        self.columns["inputs"].update(inputs)
+        self.columns["outputs"].update(dict.fromkeys(outputs, ""))
+        for rollout, episode in ((episode.rollout, episode) for episode in episodes):
+            for turn in prompted_turns(episode, self.config.call) if rollout.status == "done" else ():
+                alike = sum(known.score == rollout.score for known, _ in self.answers)
+                if len(self.answers) < _ANSWERS and alike < _ANSWERS // 2:
+                    self.answers.append((rollout, turn))
+        return grpo_rows(episodes, self.target.renderer, call=self.config.call)
 
     def _sft_rows(self, selected: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
         for episode, turns, copies in selected:
@@ -337,9 +318,8 @@ class ExportPass:
         shares = {episode.rollout.id: (copies, 1 / len(turns)) for episode, turns, copies in selected}
         for episode, turn, reward, credited, advantage in calls:
             copies, weight = shares[episode.rollout.id]
-            yield from [
-                transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=weight)
-            ] * copies
+            row = transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=weight)
+            yield from [row] * copies
 
     def _calls(
         self, selected: list[tuple[Episode, list[Turn], int]], baselines: dict[str, AgentBaselines]
@@ -356,9 +336,8 @@ class ExportPass:
                 yield episode, turn, rewards[index], credited[index], advantages[index]
 
     def _group_of(self, episode: Episode) -> str:
-        return (
-            ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
-        )
+        good = (episode.quality or 0.0) >= self.config.min_quality
+        return ("good" if good else "bad") if self.config.by_outcome else ""
 
     def _baseline(self) -> AgentBaselines:
         every_turn = differs_by_turn(self.config.returns, self.config.discount)
@@ -378,34 +357,27 @@ class ExportPass:
         return baselines
 
     def _copies(self, episode: Episode) -> int:
-        if (
-            self._is_exported(episode)
-            and self.config.kind in ("transitions", "preferences")
-            and self._credited(episode) is None
-        ):
+        quality, run = episode.quality, episode.rollout.run_id
+        if not self._is_exported(episode):
+            below = f"below the quality of {self.config.min_quality:g}"
+            self.exclusions["unscored" if quality is None else below] += 1
+            for turn in episode.turns if quality is None else ():
+                if not _is_retried(turn, episode):
+                    problem = turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored"
+                    self.gates.see(episode.rollout.task_type, problem, run)
+            return 0
+        if self.config.kind in ("transitions", "preferences") and self._credited(episode) is None:
             self.exclusions["without an outcome or with a non-finite reward"] += 1
             for _ in episode.turns:
-                self.gates.see(episode.rollout.task_type, "reward", episode.rollout.run_id)
+                self.gates.see(episode.rollout.task_type, "reward", run)
             return 0
-        if not self._is_exported(episode):
-            self.exclusions[
-                "unscored" if episode.quality is None else f"below the quality of {self.config.min_quality:g}"
-            ] += 1
-            if episode.quality is None:
-                for turn in episode.turns:
-                    if _is_retried(turn, episode):
-                        continue
-                    problem = turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored"
-                    self.gates.see(episode.rollout.task_type, problem, episode.rollout.run_id)
-            return 0
+        cell = self._cell(episode)
         if self.config.balance.method == "none":
-            cell = self._cell(episode)
             for table in (self.sampler.before, self.sampler.after):
                 table[cell] = table.get(cell, 0) + 1
             return 1
-        copies = self.sampler.take(self._cell(episode))
-        if not copies:
-            self.exclusions["by balancing"] += 1
+        copies = self.sampler.take(cell)
+        self.exclusions["by balancing"] += not copies
         return copies
 
     def _usable(self, episode: Episode) -> list[Turn]:
@@ -518,7 +490,7 @@ class ExportPass:
                 "after": self._table(self.sampler.after),
             },
             **(
-                {"columns": {"inputs": self.columns["inputs"], "outputs": sorted(self.columns["outputs"])}}
+                {"columns": {**self.columns, "outputs": sorted(self.columns["outputs"])}}
                 if config.kind == "grpo"
                 else {}
             ),

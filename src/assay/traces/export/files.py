@@ -9,7 +9,6 @@ import gc
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -122,15 +121,9 @@ class RowWriter:
         import pyarrow.parquet as pq
 
         schema = pa.schema(parquet_schema())
-        columns = (
-            zip(*map(itemgetter(*schema.names), self._waiting), strict=True)
-            if self._waiting
-            else [()] * len(schema.names)
-        )
-        arrays = [
-            pa.array(_column(values, field.type), type=field.type)
-            for values, field in zip(columns, schema, strict=True)
-        ]
+        columns = [[row[name] for row in self._waiting] for name in schema.names]
+        typed = zip(columns, (field.type for field in schema), strict=True)
+        arrays = [pa.array(_column(values, kind), type=kind) for values, kind in typed]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
@@ -146,13 +139,12 @@ class RowWriter:
             self._flush()
         if self._writer is not None:
             self._writer.close()
-        path = self.folder / "data.jsonl"
-        self.files["data.jsonl"] = {"rows": self.rows, "bytes": path.stat().st_size, "sha256": self._digest.hexdigest()}
-        parquet = self.folder / "data.parquet"
-        if parquet.exists():
+        digests = {"data.jsonl": self._digest.hexdigest()}
+        if (parquet := self.folder / "data.parquet").exists():
             with open(parquet, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            self.files["data.parquet"] = {"rows": self.rows, "bytes": parquet.stat().st_size, "sha256": digest}
+                digests["data.parquet"] = hashlib.file_digest(file, "sha256").hexdigest()
+        for name, digest in digests.items():
+            self.files[name] = {"rows": self.rows, "bytes": (self.folder / name).stat().st_size, "sha256": digest}
 
 
 def _without_secrets(row: dict[str, Any], encoded: Sequence[str]) -> dict[str, Any]:
@@ -207,9 +199,8 @@ def trl_files(
         without: Criteria that the reward leaves out.
         template: For whole conversations: chat template with marks around the assistant's text.
     """
-    command = {"sft": "sft", "grpo": "grpo", "preferences": "kto" if manifest["config"]["unpaired"] else "dpo"}.get(
-        kind
-    )
+    preferences = "kto" if manifest["config"]["unpaired"] else "dpo"
+    command = {"sft": "sft", "grpo": "grpo", "preferences": preferences}.get(kind)
     if command is not None:
         extra = _EXTRA.get(command, "") + (_ASSISTANT_ONLY if command == "sft" and manifest["config"]["whole"] else "")
         if template is not None:
@@ -223,14 +214,13 @@ def trl_files(
         for place, content in rubric.items():
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (folder / place).write_bytes(content)
-        fields = {
-            "inputs": dict(sorted(manifest["columns"]["inputs"].items())),
-            "outputs": sorted(manifest["columns"]["outputs"]),
-        }
-        left_out = f".without({without!r})" if without else ""
-        reward = _REWARD.format(**fields, rubric=next(iter(rubric)), without=left_out)
+        columns, left_out = manifest["columns"], f".without({without!r})" if without else ""
+        reward = _REWARD.format(
+            inputs=dict(sorted(columns["inputs"].items())), outputs=sorted(columns["outputs"]),
+            rubric=next(iter(rubric)), without=left_out,
+        )  # fmt: skip
         (folder / "reward.py").write_text(reward, encoding="utf-8")
-    (folder / "README.md").write_text(_card(kind, command, manifest), encoding="utf-8")
+    (folder / "README.md").write_text(_card(command, manifest), encoding="utf-8")
 
 
 _CONFIG = """# Run in this folder: trl {command} --config {command}.yaml. The rows are for this model's chat template.
@@ -275,35 +265,35 @@ reward = _rubric{without}.trl_reward(inputs={inputs!r}, outputs={outputs!r})
 '''
 
 
-def _card(kind: str, command: str | None, manifest: Mapping[str, Any]) -> str:
+_CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data.jsonl
+---
+
+# {rows} rows for {kind}
+
+Exported by assay {assay}, {created_at}.
+Licence: {licence}.
+
+| gate | value | required | passed |
+|---|---|---|---|
+{gates}
+
+Personal data: {personal}.
+
+{training}All other details are in `manifest.json`.
+"""
+
+
+def _card(command: str | None, manifest: Mapping[str, Any]) -> str:
     gates = [
         f"| {g['gate']} | {g['value']} | {g['required']} | {'yes' if g['passed'] else 'no: ' + g['missing']} |"
         for g in manifest["gates"]
     ]
-    lines = [
-        "---",
-        "configs:",
-        "- config_name: default",
-        "  data_files:",
-        "  - split: train",
-        "    path: data.jsonl",
-        "---",
-        "",
-        f"# {manifest['rows']} rows for {kind}",
-        "",
-        f"Exported by assay {manifest['assay']}, {manifest['created_at']}.",
-        f"Licence: {manifest['licence']}.",
-        "",
-        "| gate | value | required | passed |",
-        "|---|---|---|---|",
-        *gates,
-        "",
-        f"Personal data: {manifest['privacy']['engine']}"
-        + (f"; {manifest['privacy']['note']}" if manifest["privacy"].get("note") else "")
-        + ".",
-        "",
-        *([f"Train on it with `trl {command} --config {command}.yaml`, run in this folder.", ""] if command else []),
-        "All other details are in `manifest.json`.",
-        "",
-    ]
-    return "\n".join(lines)
+    personal = "; ".join(filter(None, (manifest["privacy"]["engine"], manifest["privacy"].get("note"))))
+    training = f"Train on it with `trl {command} --config {command}.yaml`, run in this folder.\n\n" if command else ""
+    parts = {"gates": "\n".join(gates), "personal": personal, "training": training}
+    return _CARD.format(**{**manifest, **parts})

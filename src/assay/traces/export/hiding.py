@@ -20,9 +20,10 @@ from assay.datasets.tasks import task_key
 from assay.errors import DISTRIBUTION
 from assay.traces.export.selection import Turn
 from assay.traces.export.settings import FAILED, OFF, PATTERNS, VERIFIED
-from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue
+from assay.traces.privacy.anonymizer import Anonymizer
 from assay.traces.privacy.canaries import REQUIRED_RECALL, Canaries, Recall
 from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
+from assay.traces.privacy.names import TYPES, KnownValue
 from assay.traces.records import Rollout, subject_digests
 from assay.traces.shown import message_texts
 from assay.traces.store import Store
@@ -141,21 +142,14 @@ def _values(subject: str | None, metadata: Mapping[str, Any]) -> tuple[KnownValu
 
     `entities` is `{type: value or values}` or a list of `{"type", "value"}`.
     """
-    known = [KnownValue("person", subject)] if subject else []
+    pairs: list[tuple[Any, Any]] = [("person", subject)]
     entities = metadata.get("entities")
     if isinstance(entities, Mapping):
         for kind, values in entities.items():
-            known += [
-                KnownValue(_type(kind), str(value))
-                for value in (values if isinstance(values, list) else [values])
-                if value
-            ]
+            pairs += [(kind, value) for value in (values if isinstance(values, list) else [values])]
     elif isinstance(entities, list):
-        known += [
-            KnownValue(_type(e.get("type", "person")), str(e["value"]))
-            for e in entities
-            if isinstance(e, Mapping) and e.get("value")
-        ]
+        pairs += [(e.get("type", "person"), e.get("value")) for e in entities if isinstance(e, Mapping)]
+    known = (KnownValue(_type(kind), str(value)) for kind, value in pairs if value)
     return tuple(entity for entity in known if entity.value.strip().lower() not in _ROLES)
 
 
@@ -187,7 +181,7 @@ class Hider:
     def __init__(
         self,
         engine: str,
-        key: Path | None,
+        key: str | Path | None,
         encoded: Sequence[str] = (),
         *,
         unchanged: Collection[str] = (),
@@ -221,33 +215,29 @@ class Hider:
     def missing(self) -> str:
         """Why the state is not `VERIFIED`; empty if it is."""
         state = self.state
-        if state in (FAILED, OFF):
-            return (
-                f"the second pass still found {self.residual} personal values"
-                if self.residual
-                else "nothing was anonymized"
-            )
         if state == VERIFIED:
             return ""
-        assert self.anonymizer is not None
-        low = [
-            f"{language}: "
-            + ", ".join(
-                f"{kind} {result.found}/{result.planted}" for kind, result in types.items() if not result.verified
-            )
-            for language, types in self.recall.items()
-            if not all(result.verified for result in types.values())
-        ]
+        if self.residual:
+            return f"the second pass still found {self.residual} personal values"
+        if self.anonymizer is None or state == FAILED:
+            return "nothing was anonymized"
+        low = dict[str, list[str]]()
+        for language, types in self.recall.items():
+            for kind, result in types.items():
+                if not result.verified:
+                    low.setdefault(language, []).append(f"{kind} {result.found}/{result.planted}")
         untested = ", ".join(f"{language} ({count} rows)" for language, count in self.canaries.not_tested.items())
-        parts = [
-            "" if self.anonymizer.finds_names else f"names were not detected; install '{DISTRIBUTION}[privacy]'",
-            f"planted values found, lower bound of the recall below {REQUIRED_RECALL:g}: {'; '.join(low)}"
-            if low
-            else "",
-            f"languages not tested: {untested}" if untested else "",
-            "" if low or untested else "no text of the rows is in a recognised language",
-        ]
-        return ". ".join(part for part in parts if part)
+        parts = []
+        if not self.anonymizer.finds_names:
+            parts.append(f"names were not detected; install '{DISTRIBUTION}[privacy]'")
+        if low:
+            shares = "; ".join(f"{language}: {', '.join(found)}" for language, found in low.items())
+            parts.append(f"planted values found, lower bound of the recall below {REQUIRED_RECALL:g}: {shares}")
+        if untested:
+            parts.append(f"languages not tested: {untested}")
+        if not low and not untested:
+            parts.append("no text of the rows is in a recognised language")
+        return ". ".join(parts)
 
     def known(self, rollouts: Sequence[Rollout], turns: Iterable[Turn] = ()) -> tuple[KnownValue, ...]:
         """Personal values that a group's tasks declare, and those of the tasks that its turns show. A row may contain
@@ -256,15 +246,10 @@ class Hider:
         if self.anonymizer is None or self.declared is None:
             return ()
         entities = self.declared.of(rollouts, turns)
-        if entities:
-            names = " ".join(f"{r.task_type} {r.task_id} {r.program} {r.run_id}" for r in rollouts).casefold()
-            self._named.update(
-                {
-                    e: None
-                    for e in entities
-                    if any(word in names for word in e.value.casefold().split() if len(word) > 2)
-                }
-            )
+        names = " ".join(f"{r.task_type} {r.task_id} {r.program} {r.run_id}" for r in rollouts).casefold()
+        for entity in entities:
+            if any(word in names for word in entity.value.casefold().split() if len(word) > 2):
+                self._named[entity] = None
         return entities
 
     def row(self, row: dict[str, Any], known: tuple[KnownValue, ...]) -> dict[str, Any]:
@@ -320,23 +305,15 @@ class Hider:
     def _hidden(self, columns: dict[str, Any], parsed: dict[str, Any], known: tuple[KnownValue, ...]) -> dict[str, Any]:
         """Anonymized columns; JSON columns stay JSON text. Column names are passed on as labels of the values."""
         assert self.anonymizer is not None
-        hidden = self.anonymizer.value(parsed, known)
-        empty = {name: value for name, value in columns.items() if self._empty(name, value)}
-        return {
-            **empty,
-            **{
-                name: self._written(name, columns[name], parsed[name], new)
-                for name, new in zip(parsed, hidden.values(), strict=True)
-            },
-        }
+        written = {name: value for name, value in columns.items() if self._empty(name, value)}
+        for name, new in zip(parsed, self.anonymizer.value(parsed, known).values(), strict=True):
+            if name in self.encoded:
+                new = columns[name] if new == parsed[name] else as_json(new)
+            written[name] = new
+        return written
 
     def _empty(self, name: str, value: Any) -> bool:
         return value is None or (name in self.encoded and value in ("[]", "{}", "null"))
-
-    def _written(self, name: str, value: Any, parsed: Any, new: Any) -> Any:
-        if name not in self.encoded:
-            return new
-        return value if new == parsed else as_json(new)
 
     def plain(self, value: Any) -> Any:
         """Anonymize any other value that is written with the rows."""
@@ -394,7 +371,7 @@ def _texts(value: Any) -> Iterator[str]:
             stack.extend(item.values() if isinstance(item, dict) else item)
 
 
-def _secret(path: Path | None) -> bytes | None:
+def _secret(path: str | Path | None) -> bytes | None:
     """Key of the surrogates, derived from the key file. Creates the file if missing (see `Anonymizer.save_table`)."""
     if path is None:
         return None

@@ -21,21 +21,15 @@ from assay.support.values import json_text
 from assay.traces.export.export_pass import ExportPass
 from assay.traces.export.files import trl_files
 from assay.traces.export.selection import Turn, check_named, count_drawn, sealed_tasks
-from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig, gates_table, refuse_ungated
+from assay.traces.export.settings import ExportConfig, gates_table, refuse_ungated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
 
-__all__ = [
-    "ADVANTAGES",
-    "KINDS",
-    "ExportConfig",
-    "ExportReport",
-    "export_rows",
-    "export_traces",
-    "is_export",
-    "preview_export",
-]
+_SHOWN = (  # parts of the manifest that are in the report
+    "gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types",
+    "rollouts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,26 +48,8 @@ class ExportReport(Report):
         return super()._facts() + ([("failed_gates", shortened(", ".join(failed)))] if failed else [])
 
     def to_dict(self) -> dict[str, Any]:
-        keys = (
-            "gates",
-            "passed",
-            "left_out",
-            "problems",
-            "groups_without_spread",
-            "balance",
-            "overlap",
-            "privacy",
-            "task_types",
-            "rollouts",
-        )
-        fields_ = {key: self.manifest[key] for key in keys}
-        return {
-            "path": str(self.path),
-            "rows": self.rows,
-            "notes": self.notes,
-            **fields_,
-            "template": self.manifest.get("template"),
-        }
+        shown = {"path": str(self.path), "rows": self.rows, "notes": self.notes}
+        return shown | {key: self.manifest[key] for key in _SHOWN} | {"template": self.manifest.get("template")}
 
     def lines(self) -> Iterator[str | Table]:
         data, manifest = self.to_dict(), self.manifest

@@ -6,6 +6,7 @@ Does not select, anonymize or write rows.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -23,7 +24,6 @@ from assay.traces.messages.parts import object_of
 from assay.traces.store.rows import as_json
 
 Message = dict[str, Any]
-TOOL_FORMS = ("auto", "native", "text")
 _THOUGHT = "</think>"  # end of the reasoning, which some templates leave out or rewrite
 # The text form of Hermes and Qwen2.5, which llama.cpp, vLLM (`--tool-call-parser hermes`) and the embedded engine read
 # as tool calls.
@@ -81,9 +81,13 @@ class RowRenderer:
         keeps = (self.keeps_arguments and arguments) or not isinstance(arguments, str)
         return arguments if keeps else object_of(arguments)
 
-    def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The tool definitions to write in their own field; empty if tools are text."""
-        return [] if self.as_text else list(tools)
+    def written(
+        self, prompt: Sequence[Message], completion: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Message], list[Message], list[Mapping[str, Any]]]:
+        """Prompt and completion to write, and the tool definitions in their own field; none if tools are text."""
+        conversation = self.messages([*prompt, *completion], tools)
+        at = len(conversation) - len(completion)
+        return conversation[:at], conversation[at:], [] if self.as_text else list(tools)
 
     def check(
         self, prompt: Sequence[Message], completion: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -110,11 +114,7 @@ class RowRenderer:
     def _problem(
         self, prompt: Sequence[Message], completion: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> str | None:
-        conversation, definitions = self.messages([*prompt, *completion], tools), self.tools(tools)
-        request, answer = (
-            conversation[: len(conversation) - len(completion)],
-            conversation[len(conversation) - len(completion) :],
-        )
+        request, answer, definitions = self.written(prompt, completion, tools)
         try:
             trained = _completion_text(self.template, request, answer, definitions)
             if not completion:
@@ -122,11 +122,8 @@ class RowRenderer:
             if calls := answer[0].get("tool_calls"):
                 marked = [{**answer[0], "tool_calls": [_marked(call, index) for index, call in enumerate(calls)]}]
                 rendered = _completion_text(self.template, request, marked, definitions)
-                return (
-                    None
-                    if all(mark in rendered for index in range(len(calls)) for mark in _marks(index))
-                    else "the chat template leaves out tool calls"
-                )
+                complete = all(mark in rendered for index in range(len(calls)) for mark in _marks(index))
+                return None if complete else "the chat template leaves out tool calls"
         except TemplateRefused as error:
             return f"the chat template refuses the messages: {error}"
         content = str(answer[0].get("content") or "").rpartition(_THOUGHT)[2].strip()
@@ -134,14 +131,8 @@ class RowRenderer:
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest: numbers of rendered calls, of calls with tools as text, and of refused calls by reason."""
-        form = "text" if self.as_text else "native"
-        return {
-            "tools": form,
-            "calls": self.calls,
-            "converted": self.converted,
-            "refused": sum(self.refused.values()),
-            "reasons": dict(self.refused),
-        }
+        counts = {"calls": self.calls, "converted": self.converted, "refused": sum(self.refused.values())}
+        return {"tools": "text" if self.as_text else "native", **counts, "reasons": dict(self.refused)}
 
 
 def _completion_text(
@@ -154,14 +145,7 @@ def _completion_text(
     assert template is not None
     request = template.render(prompt, tools=tools, generate=True)
     conversation = template.render([*prompt, *completion], tools=tools)
-    if conversation.startswith(request):
-        return conversation[len(request) :]
-    return conversation[
-        next(
-            (index for index, (left, right) in enumerate(zip(request, conversation, strict=False)) if left != right),
-            len(conversation),
-        ) :
-    ]
+    return conversation[len(os.path.commonprefix([request, conversation])) :]  # noqa: RUF071 (of any texts)
 
 
 def _marks(at: int) -> tuple[str, str]:
@@ -361,9 +345,8 @@ def _written(
     """Prompt, completion and tools in the form that the chat template can render; tools as JSON text, as TRL reads
     them.
     """
-    conversation = renderer.messages([*prompt, *completion], tools)
-    at = len(conversation) - len(completion)
-    return conversation[:at], conversation[at:], as_json(renderer.tools(tools) or None)
+    request, answer, definitions = renderer.written(prompt, completion, tools)
+    return request, answer, as_json(definitions or None)
 
 
 def sft_rows(
@@ -382,13 +365,8 @@ def sft_rows(
     if not whole:
         for turn in turns:
             prompt, completion, tools = _written(renderer, *trained_parts(turn, demos=demos))
-            yield {
-                "prompt": prompt,
-                "completion": completion,
-                "tools": tools,
-                "quality": quality,
-                **_where(episode, turn),
-            }
+            fields = {"prompt": prompt, "completion": completion, "tools": tools, "quality": quality}
+            yield {**fields, **_where(episode, turn)}
         return
     conversations = [(turn, turn.messages) for turn in turns]
     for index, (turn, messages) in enumerate(conversations):
@@ -419,9 +397,11 @@ def _continues(later: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str
     Messages are normalised first: clients differ in how they write empty content and tool arguments, and some add the
     agent's name to its answers.
     """
-    return len(later) > len(earlier) and [_plain(message) for message in later[: len(earlier)]] == [
-        _plain(message) for message in earlier
-    ]
+    return len(later) > len(earlier) and all(map(_same, later, earlier))
+
+
+def _same(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
+    return _plain(later) == _plain(earlier)
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -528,27 +508,20 @@ def preference_rows(
     for entry in group:
         request, _, definitions = trained_parts(entry[1])
         prompt, _, _ = _written(renderer, request, [], definitions)
-        by_prompt.setdefault(as_json([_numbered(prompt), definitions, output_schema(entry[1].request)]), []).append(
-            entry
-        )
+        key = as_json([_numbered(prompt), definitions, output_schema(entry[1].request)])
+        by_prompt.setdefault(key, []).append(entry)
     for entries in by_prompt.values():
         seen: set[tuple[str, str]] = set()
         for first, second in combinations(entries, 2):
             (_, worse, low), (episode, better, high) = sorted((first, second), key=lambda entry: entry[2])
             prompt, chosen, tools = _written(renderer, *trained_parts(better))
             rejected = _written(renderer, *trained_parts(worse))[1]
-            key = (_answer_key(chosen[0]), _answer_key(rejected[0]))
-            if high - low < margin or key[0] == key[1] or key in seen:
+            keys = (_answer_key(chosen[0]), _answer_key(rejected[0]))
+            if high - low < margin or keys[0] == keys[1] or keys in seen:
                 continue
-            seen.add(key)
-            yield {
-                "prompt": prompt,
-                "chosen": chosen,
-                "rejected": rejected,
-                "tools": tools,
-                "margin": high - low,
-                **_where(episode, better),
-            }
+            seen.add(keys)
+            pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tools": tools, "margin": high - low}
+            yield {**pair, **_where(episode, better)}
 
 
 def labelled_rows(group: Iterable[tuple[Episode, Turn, float]], renderer: RowRenderer, *, good: float) -> Iterator[Row]:
@@ -593,11 +566,9 @@ def _numbered(messages: Sequence[Row]) -> list[Row]:
     numbers: dict[str, str] = {}
     result = []
     for message in messages:
-        if calls := message.get("tool_calls"):
-            message = {
-                **message,
-                "tool_calls": [{**call, "id": numbers.setdefault(call["id"], str(len(numbers)))} for call in calls],
-            }
+        if called := message.get("tool_calls"):
+            calls = [{**call, "id": numbers.setdefault(call["id"], str(len(numbers)))} for call in called]
+            message = {**message, "tool_calls": calls}
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": numbers.get(message["tool_call_id"], "")}
         result.append(message)

@@ -12,7 +12,8 @@ import orjson
 import sqlalchemy as sa
 
 from assay.datasets.tasks import task_key
-from assay.traces.export.selection import Selection, Turn, consents, sealed_tasks
+from assay.traces.export.selection import Turn, consents, sealed_tasks
+from assay.traces.export.settings import Selection
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import NOT_AGENTS, Rollout, Transition, subject_digest
 from assay.traces.shown import TaskTexts, message_texts

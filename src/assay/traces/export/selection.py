@@ -6,7 +6,7 @@ all rollouts with the same inputs.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from assay.datasets.near_duplicates import RUN, word_runs
 from assay.datasets.tasks import task_key
 from assay.errors import DataError, FailureKind
+from assay.traces.export.settings import Selection
 from assay.traces.messages.chaining import complete_requests
 from assay.traces.messages.dialects import Answer, answer_of, answer_to, chat_messages
 from assay.traces.records import NOT_AGENTS, Rollout, subject_digest
@@ -200,73 +201,40 @@ _SEALED_INPUTS = "with the inputs of a sealed task"
 _SEALED_SPLIT = "of a task that the store's salt assigns to gate or test"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Filter for rollouts. An empty tuple does not restrict.
+def named(selection: Selection) -> dict[str, tuple[Any, Sequence[str]]]:
+    """Column and selected values of each filter, by display name."""
+    columns = schema.rollouts.c
+    return {
+        "run": (columns.run_id, selection.runs),
+        "program": (columns.program, selection.programs),
+        "task type": (columns.task_type, selection.task_types),
+        "source": (columns.source, selection.sources),
+    }
 
-    Exception: rollouts of a tenant are selected only if `tenants` contains it.
 
-    Args:
-        runs: Ids of runs.
-        programs: Names of programs.
-        task_types: Task types.
-        sources: Sources of rollouts, such as `compile` or `gateway`.
-        tenants: Tenants whose rollouts are selected in addition to rollouts without a tenant.
-        require_consent: Select only rollouts with a recorded consent.
-        rated: Select only rollouts with a human rating.
-        rollouts: Ids of rollouts, at most a few thousand.
-    """
+def drawn(selection: Selection) -> list[Any]:
+    """SQL conditions for the selected runs, programs, task types, sources and ids, regardless of status and consent."""
+    r = schema.rollouts
+    filters = [column.in_(values) for column, values in named(selection).values() if values]
+    if selection.rollouts:
+        filters.append(r.c.id.in_(selection.rollouts))
+    agents = [] if selection.sources else [r.c.source.not_in(NOT_AGENTS)]
+    return [*filters, *agents, r.c.phase.not_in(NOT_EXPORTED), r.c.source != "outside"]
 
-    runs: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
-    task_types: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    tenants: tuple[str, ...] = ()
-    require_consent: bool = False
-    rated: bool = False
-    rollouts: tuple[str, ...] = ()
 
-    def named(self) -> dict[str, tuple[Any, tuple[str, ...]]]:
-        """Column and selected values of each filter, by display name."""
-        r = schema.rollouts
-        return {
-            "run": (r.c.run_id, self.runs),
-            "program": (r.c.program, self.programs),
-            "task type": (r.c.task_type, self.task_types),
-            "source": (r.c.source, self.sources),
-        }
+def selected(selection: Selection) -> list[Any]:
+    """SQL conditions on rollouts, including consent and tenants, but not sealed inputs."""
+    r = schema.rollouts
+    rated = [r.c.human_rating.is_not(None)] if selection.rated else []
+    ended = r.c.status.in_(("done", "failed"))
+    return [*drawn(selection), ended, sa.not_(is_sealed()), *permitted(selection), *rated]
 
-    def drawn(self) -> list[Any]:
-        """SQL conditions for the selected runs, programs, task types, sources and ids, regardless of status and
-        consent."""
-        r = schema.rollouts
-        filters = [column.in_(values) for column, values in self.named().values() if values]
-        if self.rollouts:
-            filters.append(r.c.id.in_(self.rollouts))
-        agents = [] if self.sources else [r.c.source.not_in(NOT_AGENTS)]
-        return [*filters, *agents, r.c.phase.not_in(NOT_EXPORTED), r.c.source != "outside"]
 
-    def where(self) -> list[Any]:
-        """SQL conditions on rollouts, including consent and tenants, but not sealed inputs."""
-        r = schema.rollouts
-        rated = [r.c.human_rating.is_not(None)] if self.rated else []
-        return [
-            *self.drawn(),
-            r.c.status.in_(("done", "failed")),
-            sa.not_(is_sealed()),
-            *self.permitted(),
-            *rated,
-        ]
-
-    def permitted(self) -> list[Any]:
-        """SQL conditions on rollouts by tenant and consent alone."""
-        r = schema.rollouts
-        consent = [r.c.consent.is_not(None)] if self.require_consent else []
-        return [
-            sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)),
-            sa.not_(lacks_consent()),
-            *consent,
-        ]
+def permitted(selection: Selection) -> list[Any]:
+    """SQL conditions on rollouts by tenant and consent alone."""
+    r = schema.rollouts
+    consent = [r.c.consent.is_not(None)] if selection.require_consent else []
+    return [sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(selection.tenants)), sa.not_(lacks_consent()), *consent]
 
 
 def _plain_column(column: Any) -> Any:
@@ -355,7 +323,7 @@ def read_groups(
         by_task: Treat all rollouts of a task as one group.
         exclusions: Counter of excluded rollouts by reason.
     """
-    r, t, where = schema.rollouts, schema.transitions, selection.where()
+    r, t, where = schema.rollouts, schema.transitions, selected(selection)
     order = (r.c.task_id, r.c.group_id, r.c.id)
     mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
     columns = [
@@ -492,29 +460,24 @@ def count_turns(store: Store, selection: Selection) -> int:
     """Number of LM calls in the selection, including calls on sealed inputs."""
     r, t = schema.rollouts, schema.transitions
     with store.engine.connect() as connection:
-        return int(
-            connection.execute(
-                sa.select(sa.func.count()).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(*selection.where())
-            ).scalar()
-            or 0
-        )
+        return _count(connection, t.join(r, r.c.id == t.c.rollout_id), *selected(selection))
 
 
 def count_drawn(store: Store, selection: Selection) -> int:
     """Number of rollouts in the selected runs, programs, task types and sources, including excluded rollouts."""
-    r = schema.rollouts
     with store.engine.connect() as connection:
-        return int(
-            connection.execute(sa.select(sa.func.count()).select_from(r).where(*_drawn_by_index(selection))).scalar()
-            or 0
-        )
+        return _count(connection, schema.rollouts, *_drawn_by_index(selection))
+
+
+def _count(connection: sa.Connection, rows: sa.FromClause, *conditions: Any) -> int:
+    return int(connection.execute(sa.select(sa.func.count()).select_from(rows).where(*conditions)).scalar() or 0)
 
 
 def _drawn_by_index(selection: Selection) -> list[Any]:
-    """Conditions of `Selection.drawn`. Without named values, only indexed columns are used, so that counting reads no
-    rows; preflight rollouts are counted in that case."""
-    if selection.rollouts or any(values for _, values in selection.named().values()):
-        return selection.drawn()
+    """Conditions of `drawn`. Without named values, only indexed columns are used, so that counting reads no rows;
+    preflight rollouts are counted in that case."""
+    if selection.rollouts or any(values for _, values in named(selection).values()):
+        return drawn(selection)
     return [schema.rollouts.c.source.not_in(("outside", *NOT_AGENTS))]
 
 
@@ -524,18 +487,13 @@ def check_named(store: Store, selection: Selection) -> None:
     Raises:
         DataError: No rollout has the value; the message lists existing values.
     """
+    filters = {**named(selection), "tenant": (schema.rollouts.c.tenant, selection.tenants)}
     with store.engine.connect() as connection:
-        for kind, (column, values) in {
-            **selection.named(),
-            "tenant": (schema.rollouts.c.tenant, selection.tenants),
-        }.items():
+        for kind, (column, values) in filters.items():
             for value in values:
                 if connection.execute(sa.select(sa.literal(1)).where(column == value).limit(1)).first() is None:
-                    existing = (
-                        connection.execute(sa.select(column).where(column.is_not(None)).distinct().limit(_NAMED + 1))
-                        .scalars()
-                        .all()
-                    )
+                    some = sa.select(column).where(column.is_not(None)).distinct().limit(_NAMED + 1)
+                    existing = connection.execute(some).scalars().all()
                     names = ", ".join(sorted(map(repr, existing[:_NAMED]))) + (", …" if len(existing) > _NAMED else "")
                     raise DataError(
                         f"no rollout has the {kind} {value!r}. Give the full name; the store has {names or 'none'}"
@@ -557,11 +515,7 @@ def exclusion_counts(store: Store, selection: Selection) -> dict[str, int]:
         **({"without any consent": r.c.consent.is_(None)} if selection.require_consent else {}),
         **({"without a human rating": r.c.human_rating.is_(None)} if selection.rated else {}),
     }
-    counts: Counter[str] = Counter()
-    drawn = _drawn_by_index(selection)
+    among = _drawn_by_index(selection)
     with store.engine.connect() as connection:
-        for name, condition in reasons.items():
-            counts[name] = (
-                connection.execute(sa.select(sa.func.count()).select_from(r).where(*drawn, condition)).scalar() or 0
-            )
+        counts = {name: _count(connection, r, *among, condition) for name, condition in reasons.items()}
     return {name: count for name, count in counts.items() if count}

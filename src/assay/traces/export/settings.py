@@ -7,17 +7,48 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from assay.errors import AssayError, ConfigError, DataError
 from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.numbers import counted
+from assay.support.options import Flag, OneOf, Positive, Seed, Settings, Share
 from assay.support.report import Report, Table
 from assay.support.reprs import ReportRepr
-from assay.support.settings import one_of
-from assay.traces.credit import RETURNS, returns
-from assay.traces.export.rendering import TOOL_FORMS
-from assay.traces.export.selection import Selection
+
+# -- Selection.
+
+
+class Selected(Settings):
+    """Selection of rollouts."""
+
+    runs: Annotated[Sequence[str], Flag(name="--run")] = ()
+    """Only rollouts of this run; repeatable."""
+    programs: Annotated[Sequence[str], Flag(name="--program")] = ()
+    """Only rollouts of this program, by its full name as in assay traces list; repeatable."""
+    task_types: Annotated[Sequence[str], Flag(name="--task-type")] = ()
+    """Only rollouts of this task type; repeatable."""
+    sources: Annotated[Sequence[str], Flag(name="--source")] = ()
+    """Only rollouts of this source, such as program, gateway or otlp; repeatable."""
+    tenants: Annotated[Sequence[str], Flag(name="--tenant")] = ()
+    """Tenant whose rollouts are exported; repeatable. Rollouts of other tenants are left out."""
+    require_consent: bool = False
+    """Only rollouts with recorded consent."""
+    rated: bool = False
+    """Only rollouts with a human rating."""
+
+
+class Selection(Selected):
+    """Filter for rollouts. An empty list does not restrict.
+
+    Exception: rollouts of a tenant are selected only if `tenants` contains it.
+    """
+
+    rollouts: Sequence[str] = ()
+    """Ids of rollouts, at most a few thousand."""
+
 
 # -- Balancing of an export by downsampling, oversampling or a temperature.
 #
@@ -31,34 +62,23 @@ BY = ("task_type", "difficulty", "outcome")
 Cell = tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Balance:
-    """Settings of the balancing.
+class Balance(Settings):
+    """Balance of an export over its cells."""
 
-    Args:
-        method: `none`; `down` reduces every cell to the size of the smallest; `over` repeats rollouts up to the size
-            of the largest cell; `temperature` samples in proportion to n^temperature without repetition.
-        by: Properties that define a cell: any of `task_type`, `difficulty`, `outcome`.
-        most_copies: Maximum number of copies of a rollout with `over`.
-        temperature: Exponent in [0, 1]: 1 keeps the proportions, 0 makes the cells equal.
-        seed: Seed of the sampling.
-    """
+    method: Annotated[str, OneOf(METHODS)] = "none"
+    """down: every cell has the size of the smallest; over: rollouts are repeated up to the size of the largest cell;
+    temperature: samples in proportion to n^temperature without repetition."""
+    by: Sequence[str] = ("task_type",)
+    """Properties that define a cell: any of task_type, difficulty, outcome."""
+    most_copies: Positive = 3
+    """Maximum number of copies of a rollout with `over`."""
+    temperature: Share = 0.5
+    """1 keeps the proportions, 0 makes the cells equal."""
+    seed: Seed = 0
 
-    method: str = "none"
-    by: tuple[str, ...] = ("task_type",)
-    most_copies: int = 3
-    temperature: float = 0.5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ConfigError(f"balance={self.method!r} {one_of(self.method, METHODS)}")
-        if not self.by or (unknown := sorted(set(self.by) - set(BY))):
-            raise ConfigError(f"by={list(self.by) if not self.by else unknown} must be one or more of {', '.join(BY)}")
-        if self.most_copies < 1:
-            raise ConfigError(f"most_copies={self.most_copies!r} must be at least 1")
-        if not 0 <= self.temperature <= 1:
-            raise ConfigError(f"temperature={self.temperature!r} of the balance must be between 0 and 1")
+    def check(self) -> None:
+        if not self.by or set(self.by) - set(BY):
+            raise ConfigError(f"must be one or more of {', '.join(BY)}, not {list(self.by)}", field="by")
 
 
 def targets(counts: Mapping[Cell, int], balance: Balance) -> dict[Cell, int]:
@@ -185,15 +205,14 @@ def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
     """
     if not manifest["rows"]:
         raise DataError(f"there is nothing to export as {manifest['kind']}: {_why_nothing(manifest, drawn)}")
-    failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
+    failed = [
+        f"{g['gate']} is {format_value(g['value'])}, required is {format_value(g['required'])}: {g['missing']}"
+        for g in manifest["gates"]
+        if g["enforced"] and not g["passed"]
+    ]
     if failed:
-        text = "; ".join(
-            f"{gate['gate']} is {format_value(gate['value'])}, required is {format_value(gate['required'])}: "
-            f"{gate['missing']}"
-            for gate in failed
-        )
         raise UngatedExport(
-            f"the data does not pass the gates; nothing was written. {text}. "
+            f"the data does not pass the gates; nothing was written. {'; '.join(failed)}. "
             "Correct the data, select other rollouts (`runs`, `programs`), or change a threshold (`min_clean`, "
             "`privacy`)",
             manifest["gates"],
@@ -209,9 +228,8 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
         )
     parts = [f"{count} left out: {reason}{_cure(reason, manifest)}" for reason, count in manifest["left_out"].items()]
     parts += [f"{count} calls with a problem: {problem}" for problem, count in manifest["problems"].items()]
-    parts += [
-        f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()
-    ]
+    refused = (manifest.get("template") or {}).get("reasons", {})
+    parts += [f"{count} calls: {reason}" for reason, count in refused.items()]
     if manifest["kind"] == "preferences" and manifest["rollouts"]:
         groups = f"{manifest['rollouts']} in {counted(manifest['groups'], 'groups')}"
         parts.append(
@@ -235,37 +253,29 @@ def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gates:
-    """Thresholds of the gates. 0 disables a gate; the manifest records it.
+class Gating(Settings):
+    """Gates: what the data must fulfil before anything is written."""
+
+    min_transitions: Annotated[int, Ge(0)] = 5000
+    """Gate: minimum number of transitions; 0 turns it off."""
+    min_clean: Share = 0.95
+    """Gate: minimum share of clean transitions."""
+    min_task_types: Annotated[int, Ge(0)] = 5
+    """Gate: minimum number of task types; 0 turns it off."""
+    gated: bool = False
+    """Enforce all gates. By default too few transitions or task types only cause a warning."""
+
+
+class Gates(Gating):
+    """Thresholds of the gates. The manifest records a gate that is turned off.
 
     `min_clean` and `privacy` are always enforced. `min_transitions` and `min_task_types` only warn unless `gated` is
     set, because the amount of data needed depends on its purpose.
-
-    Args:
-        min_transitions: Minimum number of clean transitions.
-        min_clean: Minimum share of clean transitions, in [0, 1].
-        min_task_types: Minimum number of task types with clean transitions.
-        privacy: Required anonymization: `patterns` (what the detectors find is replaced), `names` (`verified`: planted
-            values, names among them, are found in every language of the rows) or `off`.
-        gated: Enforce all gates.
     """
 
-    min_transitions: int = 5000
-    min_clean: float = 0.95
-    min_task_types: int = 5
-    privacy: str | bool = "patterns"
-    gated: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_clean <= 1:
-            raise ConfigError(f"min_clean={self.min_clean!r} must be between 0 and 1")
-        if self.min_transitions < 0 or self.min_task_types < 0:
-            raise ConfigError("min_transitions and min_task_types must be at least 0")
-        if isinstance(self.privacy, bool):
-            object.__setattr__(self, "privacy", "patterns" if self.privacy else "off")
-        if self.privacy not in ("patterns", "names", "off"):
-            raise ConfigError(f"privacy={self.privacy!r} must be patterns, names or off")
+    privacy: Annotated[str, OneOf(("patterns", "names", "off"))] = "patterns"
+    """Required anonymization. patterns: what the detectors find is replaced; names (`verified`): planted values, names
+    among them, are found in every language of the rows."""
 
 
 @dataclass(repr=False)
@@ -295,13 +305,11 @@ class GateReport(ReportRepr):
             self.runs[run or "none"] += 1
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = [("all_passed", str(self.passed))]
-        for gate in self.to_list():
-            word = "passed" if gate["passed"] else "failed"
-            facts.append(
-                (gate["gate"], f"{word}: {format_value(gate['value'])}, required {format_value(gate['required'])}")
-            )
-        return facts
+        words = {True: "passed", False: "failed"}
+        return [("all_passed", str(self.passed))] + [
+            (g["gate"], f"{words[g['passed']]}: {format_value(g['value'])}, required {format_value(g['required'])}")
+            for g in self.to_list()
+        ]
 
     @property
     def clean(self) -> int:
@@ -318,60 +326,41 @@ class GateReport(ReportRepr):
 
     def to_list(self) -> list[dict[str, Any]]:
         """One object per gate: `gate`, `passed`, `enforced`, `value`, `required`, and `missing` if it failed."""
-        share = self.clean / self.transitions if self.transitions else 0.0
-        least, task_types = self.gates.min_transitions, len(self.task_types)
-        worst = ", ".join(f"{count:,} {why}" for why, count in self.problems.most_common())
+        gates, clean, task_types = self.gates, self.clean, len(self.task_types)
+        share = clean / self.transitions if self.transitions else 0.0
+        worst = ", ".join(f"{count:,} {why}" for why, count in self.problems.most_common()) or "there are none"
         if len(self.runs) > 1:
             run, count = self.runs.most_common(1)[0]
             worst += f"; {count:,} of them in run {run}"
-        required = self.gates.min_clean
-        # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding
-        # errors
-        exact_min = Fraction(str(required))
-        more = (
-            0
-            if share >= required or required == 1
-            else math.ceil((exact_min * self.transitions - self.clean) / (1 - exact_min))
-        )
+        if self.transitions and share < gates.min_clean < 1:
+            # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding
+            # errors
+            least = Fraction(str(gates.min_clean))
+            worst += (
+                f"; {math.ceil((least * self.transitions - clean) / (1 - least)):,} more clean transitions would do"
+            )
+        few, kinds = f"{gates.min_transitions - clean:,} more clean transitions", gates.min_task_types - task_types
         return [
             _gate(
-                "transitions",
-                self.clean,
-                least,
-                f"{least - self.clean:,} more clean transitions",
-                enforced=self.gates.gated,
+                "transitions", clean, gates.min_transitions, passed=clean >= gates.min_transitions,
+                enforced=gates.gated, missing=few,
             ),
+            _gate("clean", share, gates.min_clean, passed=share >= gates.min_clean, missing=worst),
             _gate(
-                "clean",
-                share,
-                required,
-                f"{worst or 'there are none'}" + (f"; {more:,} more clean transitions would do" if more else ""),
-            ),
-            _gate(
-                "task types",
-                task_types,
-                self.gates.min_task_types,
-                f"{self.gates.min_task_types - task_types} more task types",
-                enforced=self.gates.gated,
+                "task types", task_types, gates.min_task_types, passed=kinds <= 0, enforced=gates.gated,
+                missing=f"{kinds} more task types",
             ),
             self._privacy(),
             *([] if self.template is None else [_template_gate(self.template)]),
-        ]
+        ]  # fmt: skip
 
     def _privacy(self) -> dict[str, Any]:
         state, required = self.state, self.gates.privacy
-        gate: dict[str, Any] = {
-            "gate": "privacy",
-            "enforced": True,
-            "value": state,
-            "required": {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}[str(required)],
-        }
-        gate["passed"] = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
-        if not gate["passed"]:
-            gate["missing"] = self.missing + ("; export with privacy='auto'" if state in (FAILED, OFF) else "")
-        elif state == PATTERNS:
-            gate["warning"] = self.missing
-        return gate
+        texts = {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}
+        passed = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
+        missing = self.missing + ("; export with privacy='auto'" if state in (FAILED, OFF) else "")
+        warning = {"warning": self.missing} if passed and state == PATTERNS else {}
+        return _gate("privacy", state, texts[required], passed=passed, enforced=True, missing=missing, **warning)
 
 
 def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,138 +368,109 @@ def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
 
     Fails where whole conversations cannot be trained on.
     """
-    gate = {
-        "gate": "template",
-        "passed": True,
-        "enforced": False,
-        "value": "not checked",
-        "required": "every answer is rendered",
-    }
+    value, required, more = "not checked", "every answer is rendered", dict[str, str]()
     if not counts["found"]:
-        return {
-            **gate,
-            "warning": (
-                f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
-                f"`assay models pull`"
-            ),
-        }
-    if counts["masks"] is False:
-        return {
-            **gate,
-            "passed": False,
-            "enforced": True,
-            "value": "no generation marks",
-            "required": "marks around the assistant's text",
-            "missing": (
-                f"TRL trains on the assistant's text of whole conversations by `{{% generation %}}` marks. The chat "
-                f"template of {counts['model']} has none, and TRL has no copy of it with marks. Export "
-                "one row per call (without whole=True), or add marks to the template in the model's folder"
-            ),
-        }
-    gate["value"] = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"
-    reasons = "; ".join(f"{count}: {reason}" for reason, count in counts["reasons"].items())
-    return {**gate, **({"warning": f"left out {reasons}"} if reasons else {})}
+        more["warning"] = (
+            f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
+            f"`assay models pull`"
+        )
+    elif counts["masks"] is False:
+        value, required = "no generation marks", "marks around the assistant's text"
+        more["missing"] = (
+            f"TRL trains on the assistant's text of whole conversations by `{{% generation %}}` marks. The chat "
+            f"template of {counts['model']} has none, and TRL has no copy of it with marks. Export "
+            "one row per call (without whole=True), or add marks to the template in the model's folder"
+        )
+    else:
+        value = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"
+        reasons = "; ".join(f"{count}: {reason}" for reason, count in counts["reasons"].items())
+        more |= {"warning": f"left out {reasons}"} if reasons else {}
+    return _gate("template", value, required, passed="missing" not in more, enforced="missing" in more, **more)
 
 
-def _gate(name: str, value: float, required: float, missing: str, *, enforced: bool = True) -> dict[str, Any]:
-    passed = value >= required
-    return {
-        "gate": name,
-        "passed": passed,
-        "enforced": enforced,
-        "value": value,
-        "required": required,
-        **({} if passed else {"missing": missing}),
-    }
+def _gate(name: str, value: Any, required: Any, *, passed: bool, enforced: bool = True, **more: str) -> dict[str, Any]:
+    """A gate; `missing` is left out if it passed."""
+    shown = {key: text for key, text in more.items() if not (passed and key == "missing")}
+    return {"gate": name, "passed": passed, "enforced": enforced, "value": value, "required": required, **shown}
 
 
 # -- Settings.
 
 
 KINDS = ("sft", "grpo", "preferences", "transitions")
-ADVANTAGES = ("group", "batch", "none")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Settings of an export.
+class Target(Settings):
+    """Model to be trained."""
 
-    Args:
-        kind: `sft`, `grpo`, `preferences` or `transitions`.
-        selection: Rollouts to export.
-        gates: Thresholds that the data must reach.
-        balance: Balancing over task types, difficulty and outcome.
-        min_quality: Minimum rating or score, in [0, 1], of rollouts that become SFT rows; KTO labels are True from it.
-        whole: SFT rows are whole conversations.
-        model: Model to be trained on the rows: a hub name, a folder, `embedded/NAME` or `embedded:FILE`. Rows of `sft`,
-            `grpo` and `preferences` are rendered with its chat template if that is installed; the `trl` configuration
-            names the model.
-        tools: `native` keeps tool calls and tools as fields; `text` writes them into the messages; `auto` does so if
-            the chat template ignores them.
-        demos: SFT rows keep the demonstrations of DSPy prompts.
-        agents: Names of agents whose calls become rows; empty: all.
-        call: Calls of a rollout that become GRPO prompts: `last`, `first` or `all`.
-        margin: Minimum difference in return of a preference pair.
-        unpaired: Write KTO rows instead of preference pairs.
-        returns, discount, step_weight, outcome_weight, outcome: See `assay.traces.credit`.
-        advantage: Baseline over the `group`, over the whole `batch`, or `none`.
-        group_by: `group` keeps the groups as collected; `task` groups all rollouts of a task, of any run.
-        by_outcome: Split each group into rollouts with at least `min_quality` and the others.
-        privacy: `auto` (also names if the extra `privacy` is installed), `patterns`, `names` (required), `presidio` or
-            `off`.
-        privacy_key: Key file that makes surrogates reversible and the same in every export; created if missing.
-        licence: Licence of the data, for the manifest.
-    Raises:
-        ConfigError: A value is out of range, or a setting would have no effect.
-    """
+    model: Annotated[str, Flag(metavar="NAME")] = DEFAULT_WEIGHTS
+    """Model to train: a hub name, a folder, embedded/NAME or embedded:FILE. Its chat template renders the rows."""
+    tools: Literal["auto", "native", "text"] = "auto"
+    """How tool calls are written. text: in the messages; native: as fields; auto: as text if the chat template ignores
+    tools, otherwise as fields."""
 
-    kind: str
+
+class Rewarded(Settings):
+    """Good rollouts."""
+
+    min_quality: Share = 0.8
+    """Minimum rating or score of a good rollout."""
+    agents: Annotated[Sequence[str], Flag(name="--agent")] = ()
+    """Only LM calls of this agent, by the name that the program gave it; repeatable."""
+
+
+class Credited(Rewarded):
+    """Rewards of LM calls."""
+
+    returns: Literal["to_go", "episode", "step", "uniform"] = "to_go"
+    """How the reward of a rollout is assigned to its LM calls."""
+    discount: Share = 1.0
+    """Discount factor of later rewards, per LM call."""
+    group_by: Literal["group", "task"] = "group"
+    """Group of rollouts. group: as collected; task: all rollouts of a task, of any run."""
+    step_weight: float = 1.0
+    """Weight of step rewards in the return."""
+    outcome_weight: float = 1.0
+    """Weight of the outcome in the return."""
+    outcome: Literal["human", "score"] = "human"
+    """Outcome of a rollout. human: the human rating if there is one, otherwise the score; score: the score."""
+
+    def check(self) -> None:
+        if self.discount != 1 and self.returns != "to_go":
+            raise ConfigError(
+                f"would have no effect with `returns` {self.returns!r}: it requires 'to_go'", field="discount"
+            )
+
+
+class Protected(Settings):
+    """Export."""
+
+    privacy: Literal["auto", "patterns", "names", "presidio", "off"] = "auto"
+    """Personal data to replace. patterns: e-mail addresses, numbers and the like; names: also names of people, which
+    needs dspy-assay[privacy]; presidio: names by Presidio alone; auto: names if that extra is installed, otherwise
+    patterns; off: none."""
+    privacy_key: Annotated[str | Path | None, Flag(metavar="FILE")] = None
+    """Key file outside the export. With it the replacements are the same in every export, and can be reversed."""
+    licence: str = "not stated"
+    """Licence of the data, written into the manifest."""
+
+
+class ExportConfig(Target, Credited, Protected):
+    """Settings of an export. Those that are not described here are options of `assay export`."""
+
+    kind: Annotated[str, OneOf(KINDS)]
     selection: Selection = field(default_factory=Selection)
     gates: Gates = field(default_factory=Gates)
     balance: Balance = field(default_factory=Balance)
-    min_quality: float = 0.8
     whole: bool = False
-    model: str = DEFAULT_WEIGHTS
-    tools: str = "auto"
     demos: bool = True
-    agents: tuple[str, ...] = ()
-    call: str = "last"
-    margin: float = 0.1
+    call: Literal["last", "first", "all"] = "last"
+    margin: Annotated[float, Ge(0)] = 0.1
     unpaired: bool = False
-    returns: str = "to_go"
-    discount: float = 1.0
-    advantage: str = "group"
-    group_by: str = "group"
+    advantage: Literal["group", "batch", "none"] = "group"
     by_outcome: bool = False
-    step_weight: float = 1.0
-    outcome_weight: float = 1.0
-    outcome: str = "human"
-    privacy: str = "auto"
-    privacy_key: Path | None = None
-    licence: str = "not stated"
 
-    def __post_init__(self) -> None:
-        choices = (
-            ("group_by", ("group", "task")),
-            ("kind", KINDS),
-            ("tools", TOOL_FORMS),
-            ("call", ("last", "first", "all")),
-            ("advantage", ADVANTAGES),
-            ("outcome", ("score", "human")),
-            ("privacy", ("auto", "patterns", "names", "presidio", "off")),
-            ("returns", RETURNS),
-        )
-        for name, allowed in choices:
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} {one_of(getattr(self, name), allowed)}")
-        if not 0 <= self.min_quality <= 1:
-            raise ConfigError(f"min_quality={self.min_quality!r} must be between 0 and 1")
-        if not self.margin >= 0:
-            raise ConfigError(f"margin={self.margin!r} must be at least 0")
-        if not (math.isfinite(self.step_weight) and math.isfinite(self.outcome_weight)):
-            raise ConfigError(
-                f"step_weight={self.step_weight!r} and outcome_weight={self.outcome_weight!r} must be finite numbers"
-            )
+    def check(self) -> None:
         if not self.demos and (self.whole or self.kind != "sft"):
             raise ConfigError(
                 "demos=False requires kind='sft' and whole=False: other rows have no demonstrations to leave out"
@@ -531,4 +491,3 @@ class ExportConfig:
             raise ConfigError(
                 f"balance='over' repeats rollouts, but {self.kind} keeps distinct rows; use 'down' or 'temperature'"
             )
-        returns([0.0], scheme=self.returns, discount=self.discount)

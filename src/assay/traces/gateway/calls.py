@@ -17,12 +17,13 @@ from assay.models.prices import FREE, Price
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces.gateway.proxy import Passed
-from assay.traces.gateway.replies import readable
+from assay.traces.gateway.replies import Reply, readable
 from assay.traces.gateway.requests import ClientRequest, is_constrained, sent_secrets, storable
 from assay.traces.gateway.sessions import Live, LiveRollouts
-from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
+from assay.traces.gateway.upstreams import EmbeddedUpstream, answering_model, requested_model
 from assay.traces.messages import gemini
 from assay.traces.messages.chaining import unfinished
+from assay.traces.messages.dialects import Answer
 from assay.traces.records import Transition, check_agent_name
 from assay.traces.store.rows import as_json
 
@@ -95,14 +96,8 @@ class Call:
         in_path: dict[str, Any],
         naming: Mapping[str, str],
     ) -> None:
-        self._rollouts, self._dialect, self._request, self._body, self._naming = (
-            rollouts,
-            dialect,
-            request,
-            body,
-            naming,
-        )
-        self._path, self._in_path = path, in_path
+        self._rollouts, self._dialect, self._request, self._body = rollouts, dialect, request, body
+        self._path, self._in_path, self._naming = path, in_path, naming
         agent = readable(request.headers.get("x-assay-agent", ""))
         self._agent = check_agent_name(agent, "x-assay-agent") if agent else ""
         self._began, self._clock = time.time(), time.perf_counter()
@@ -154,26 +149,20 @@ class Call:
         """Finds the rollout of the call unless it is set, and begins the record."""
         client_request = self.client_request()
         live = self.live = self._rollout(client_request, upstream)
-        used, body = live.upstream, client_request.body
-        model = used.named or requested_model({**client_request.body, **self._in_path}, self._path)
+        used, body, constrained = live.upstream, client_request.body, is_constrained(self._body)
+        model = used.named or requested_model({**body, **self._in_path}, self._path)
         if not live.rollout.model:
             live.rollout.model = model
             self._rollouts.put(live)
+        if isinstance(used, EmbeddedUpstream):
+            body, constrained = used.answered_body(self._dialect, body), constrained or client_request.insists
+        request = {"dialect": self._dialect, **self._in_path, "body": body}
         self._transition = Transition(
-            t=self._rollouts.register_call(live, client_request),
-            model=model,
-            weights=used.weights,
-            adapters=tuple(used.adapters),
-            request={
-                "dialect": self._dialect,
-                **self._in_path,
-                "body": used.answered_body(self._dialect, body) if isinstance(used, EmbeddedUpstream) else body,
-            },
-            started_at=self._began,
-            agent=self._agent,
-            constrained=is_constrained(self._body) or (client_request.insists and isinstance(used, EmbeddedUpstream)),
-        )
-        self._text = as_json(self._transition.request)
+            t=self._rollouts.register_call(live, client_request), model=model, weights=used.weights,
+            adapters=tuple(used.adapters), request=request, started_at=self._began, agent=self._agent,
+            constrained=constrained,
+        )  # fmt: skip
+        self._text = as_json(request)
 
     def _rollout(self, client_request: ClientRequest, upstream: Any) -> Live:
         if self.live is None:
@@ -205,21 +194,26 @@ class Call:
         passed.recorded = True
         if live is None or transition is None:
             return False
-        transition.latency_ms = (time.perf_counter() - self._clock) * 1000
-        answer, response_id = passed.answer(self._dialect, transition)
-        transition.cost_usd = _cost(live.upstream.price, transition)
+        answer = self._answer(passed, live, transition)
         if not live.upstream.named and (name := answering_model(transition.response)) is not None:
             live.rollout.model = name if live.rollout.model == transition.model else live.rollout.model
             transition.model = name
+        again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
         try:
-            again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
             self._rollouts.answered(
-                live, transition, self.client_request(), answer, response_id, again=again, request_json=self._text
+                live, transition, self.client_request(), *answer, again=again, request_json=self._text
             )
         except Exception as error:  # the caller has its answer; the call is counted as unrecorded
             _LOG.error("a call could not be stored: %s", error_text(error, passed.secrets))
             return False
         return True
+
+    def _answer(self, passed: Passed, live: Live, transition: Transition) -> tuple[Answer | None, str | None]:
+        """Writes the answer into the transition, with its latency and cost. Returns as `Passed.answer`."""
+        transition.latency_ms = (time.perf_counter() - self._clock) * 1000
+        answer = passed.answer(self._dialect, transition)
+        transition.cost_usd = _cost(live.upstream.price, transition)
+        return answer
 
     @property
     def upstream(self) -> Any:
@@ -247,13 +241,9 @@ class Call:
             return
         passed = Passed()
         passed.status, passed.secrets, passed.parts = 200, self.passed.secrets, [json_text(body).encode()]
-        transition.latency_ms = (time.perf_counter() - self._clock) * 1000
-        answer, response_id = passed.answer(self._dialect, transition)
-        transition.cost_usd = _cost(live.upstream.price, transition)
+        answer = self._answer(passed, live, transition)
         try:
-            self._rollouts.completed(
-                live, transition, self.client_request(), answer, response_id, request_json=self._text
-            )
+            self._rollouts.completed(live, transition, self.client_request(), *answer, request_json=self._text)
         except Exception as error:  # the caller has its answer; the call stays unfinished
             _LOG.error("a background response could not be stored: %s", error_text(error, passed.secrets))
 

@@ -49,8 +49,10 @@ class Open(Protocol):
     @property
     def rollout(self) -> _Rollout: ...
 
+    @property
+    def in_flight(self) -> int: ...
+
     trail: Trail
-    in_flight: int
     touched: float
     waiting: dict[str, Any]
 
@@ -162,22 +164,14 @@ class Conversations(Generic[R]):
                 return next((live for live in candidates if item_id in live.trail.items and not live.in_flight), None)
         if not request.chain:
             return None
-        waiting = {
-            live.rollout.id: live
-            for call_id in request.results
-            for live in self._at("call", call_id)
-            if call_id in live.waiting
-        }
+        called = [(call_id, live) for call_id in request.results for live in self._at("call", call_id)]
+        waiting = {live.rollout.id: live for call_id, live in called if call_id in live.waiting}
         if len(waiting) == 1:
             return next(iter(waiting.values()))  # also if the client rewrote the conversation
-        failed = [
-            live
-            for live in self._at("failed", request.chain[-1])
-            if live.trail.failed == request.chain[-1] and not live.in_flight
-        ]
-        return (
-            failed[0] if failed else self._insisting(request) or self._continued(request) or self._of_program(request)
-        )
+        last = request.chain[-1]
+        failed = (live for live in self._at("failed", last) if live.trail.failed == last and not live.in_flight)
+        ways = (self._insisting, self._continued, self._of_program)
+        return next(failed, None) or next(filter(None, (way(request) for way in ways)), None)
 
     def _insisting(self, request: ClientRequest) -> R | None:
         """The rollout whose last request is repeated with mandatory tool calls, as by DSPy's ReActV2 for its answer."""
@@ -200,21 +194,14 @@ class Conversations(Generic[R]):
             candidates = self._at("answer", key)
             current = [live for live in candidates if live.trail.at == key]
             if not candidates and (candidates := self._at("request", key)):
-                current = [
-                    live
-                    for live in candidates
-                    if live.trail.request == key and _begins_with(live.trail.last_answer, later)
-                ]
+                asked = [live for live in candidates if live.trail.request == key]
+                current = [live for live in asked if _begins_with(live.trail.last_answer, later)]
             if not candidates:
-                candidates = current = [
-                    live
-                    for live in self._at("failed", key)
-                    if live.trail.failed == key and _begins_with(live.trail.part, later)
-                ]
+                failed_there = [live for live in self._at("failed", key) if live.trail.failed == key]
+                candidates = current = [live for live in failed_there if _begins_with(live.trail.part, later)]
             if candidates:  # if none fits, all of them have continued from this point: the request begins a new rollout
-                return _first(current, result_ids) or _first(
-                    [live for live in candidates if _ends_with(later, live.trail.last_answer)], result_ids
-                )
+                ending = [live for live in candidates if _ends_with(later, live.trail.last_answer)]
+                return _first(current, result_ids) or _first(ending, result_ids)
         owners = {live.rollout.id: live for call_id in result_ids for live in self._at("call", call_id)}
         return next(iter(owners.values())) if len(owners) == 1 else None  # the client rewrote the conversation
 
@@ -256,10 +243,7 @@ def _begins_with(answer: Message, later: Sequence[Message]) -> bool:
     end = next((at for at, message in enumerate(later) if message.get("role") != "assistant"), len(later))
     message_text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
     calls = answer.get("tool_calls") or []
-    functions = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
-    if calls and [(f["name"], compact(f["arguments"])) for f in functions] == [
-        (c["function"]["name"], compact(c["function"]["arguments"])) for c in calls
-    ]:
+    if calls and _called([answer]) == _called(later[:end]):
         return True
     if any(len(call["id"]) > 3 and call["id"] in message_text for call in calls):
         return True
@@ -267,6 +251,11 @@ def _begins_with(answer: Message, later: Sequence[Message]) -> bool:
     return bool(answer_text and message_text) and (
         answer_text in message_text or message_text in answer_text or compact(answer_text) == compact(message_text)
     )
+
+
+def _called(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    functions = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    return [(function["name"], compact(function["arguments"])) for function in functions]
 
 
 def _shortened(message: Message) -> Message:

@@ -99,14 +99,16 @@ def _continued(target: list[Any], item: Mapping[str, Any]) -> Body | None:
     if "index" not in item:
         more = isinstance(function, Mapping) and not item.get("id") and not function.get("name")
         return target[-1] if more and target and isinstance(target[-1], dict) else None
-    existing = next(
-        (known for known in reversed(target) if isinstance(known, dict) and known.get("index") == item["index"]), None
-    )
-    if existing is None or any(
-        item.get(name) and existing.get(name) and item[name] != existing[name] for name in ("type", "id")
-    ):
-        return None
-    return existing
+    for known in reversed(target):
+        if isinstance(known, dict) and known.get("index") == item["index"]:
+            other = any(item.get(key) and known.get(key) and item[key] != known[key] for key in ("type", "id"))
+            return None if other else known
+    return None
+
+
+def _given(value: Any, *without: str) -> Body:
+    """The fields of an object that are not null."""
+    return {key: item for key, item in (value or {}).items() if item is not None and key not in without}
 
 
 def _joined(value: Any) -> Any:
@@ -127,9 +129,7 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool
         event_choices = event.get("choices")
         if not isinstance(event_choices, list) and error_of(event):
             continue
-        body.update(
-            {key: value for key, value in event.items() if value is not None and key not in ("choices", "obfuscation")}
-        )
+        body.update(_given(event, "choices", "obfuscation"))
         for choice in each(event_choices):
             at = choice.get("index")
             merged = choices.setdefault(at if isinstance(at, int) else 0, {})
@@ -176,16 +176,19 @@ def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
     for event in events:
         kind, response = str(event.get("type")), event.get("response")
         if kind in _ENDS and isinstance(response, Mapping):
-            lacks_output = items and not response.get("output")  # some servers omit the output in the last event
-            return {
-                **response,
-                **({"output": [items[at] for at in sorted(items)]} if lacks_output else {}),
-            }, kind != "response.failed"
+            ended = dict(response)
+            if items and not ended.get("output"):  # some servers omit the output in the last event
+                ended["output"] = _in_order(items)
+            return ended, kind != "response.failed"
         if kind in ("response.created", "response.in_progress"):
             body = dict(response or {})
         else:
             _item_event(items, kind, event)
-    return (None if body is None else {**body, "output": [items[at] for at in sorted(items)]}), False
+    return (None if body is None else {**body, "output": _in_order(items)}), False
+
+
+def _in_order(items: Mapping[int, Body]) -> list[Body]:
+    return [items[at] for at in sorted(items)]
 
 
 def ended_response(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -248,14 +251,8 @@ def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
         elif kind == "content_block_delta":
             _block_delta(blocks.setdefault(at, {"type": "text"}), event.get("delta") or {}, inputs.setdefault(at, []))
         elif kind == "message_delta" and body is not None:
-            usage = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
-            fields = {
-                key: value
-                for key, value in event.items()
-                if key not in ("type", "delta", "usage") and value is not None
-            }
-            delta = {key: value for key, value in (event.get("delta") or {}).items() if value is not None}
-            body = {**body, **fields, **delta, "usage": {**(body.get("usage") or {}), **usage}}
+            usage = {**(body.get("usage") or {}), **_given(event.get("usage"))}
+            body |= _given(event, "type", "delta", "usage") | _given(event.get("delta")) | {"usage": usage}
         elif kind == "message_stop":
             ended = True
     if body is None:
@@ -263,7 +260,7 @@ def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
     for at, parts in inputs.items():
         if parts:
             blocks[at]["input"] = _tool_input("".join(parts))
-    return {**body, "content": [blocks[at] for at in sorted(blocks)]}, ended
+    return {**body, "content": _in_order(blocks)}, ended
 
 
 def _block_delta(block: Body, delta: Mapping[str, Any], inputs: list[str]) -> None:
@@ -294,21 +291,15 @@ def _gemini_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bo
             continue
         # Counts are cumulative: the later ones replace the earlier ones.
         usage = {**(body.get("usageMetadata") or {}), **(event.get("usageMetadata") or {})}
-        body.update({key: value for key, value in event.items() if value is not None and key != "candidates"})
+        body.update(_given(event, "candidates"))
         body.update({"usageMetadata": usage} if usage else {})
         for candidate in each(event.get("candidates")):
             at = candidate.get("index")
             merged = candidates.setdefault(at if isinstance(at, int) else 0, {})
             ratings = field(candidate, "safetyRatings")  # arrive whole with every event
             merged.update({"safetyRatings": ratings} if ratings is not None else {})
-            _merge(
-                merged,
-                {
-                    key: value
-                    for key, value in candidate.items()
-                    if key not in ("content", "index", "safetyRatings", "safety_ratings")
-                },
-            )
+            apart = ("content", "index", "safetyRatings", "safety_ratings")
+            _merge(merged, {key: value for key, value in candidate.items() if key not in apart})
             _merge_content(merged, candidate.get("content"))
     if not body and not candidates:
         return None, False

@@ -103,7 +103,7 @@ class PolicyUpstream(EmbeddedUpstream):
         chat = self._sampled(chat_request(dialect, body, self.model or self.name, tools=self.tools))
         if unknown := sorted(chat.keys() & {*_OPTIONAL} - self._backend.chat_fields):
             message = f"the engine of {self.name} cannot answer a request with {', '.join(unknown)}: leave it out"
-            yield json_reply(400, error_body(message, "invalid_request_error"))
+            yield json_reply(*_invalid(message))
             return
         try:
             context = self._context.copy()
@@ -115,8 +115,7 @@ class PolicyUpstream(EmbeddedUpstream):
         except (ValueError, TypeError) as unread:  # the engine cannot read the request: another try would fail too
             if isinstance(unread, AssayError):
                 raise
-            message = f"the engine of {self.name} cannot read the request: {error_text(unread)}"
-            yield json_reply(400, error_body(message, "invalid_request_error"))
+            yield json_reply(*_invalid(f"the engine of {self.name} cannot read the request: {error_text(unread)}"))
             return
         if "choices" not in reply:
             error = reply.get("error", reply)
@@ -128,16 +127,13 @@ class PolicyUpstream(EmbeddedUpstream):
 
     def _refusal(self, dialect: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
         if dialect == "completions":
-            return 400, error_body(
-                "a policy in training answers chat: call /v1/chat/completions", "invalid_request_error"
-            )
+            return _invalid("a policy in training answers chat: call /v1/chat/completions")
         if (refusal := refused(dialect, body, self.names)) is not None:
             if refusal[0] == 404:
                 self.other_models.add(str(body.get("model"))[:100])
             return refusal
         if body.get("n") not in (None, 1):
-            message = f"n={body['n']!r}: a policy in training gives one answer a call; make several calls"
-            return 400, error_body(message, "invalid_request_error")
+            return _invalid(f"n={body['n']!r}: a policy in training gives one answer a call; make several calls")
         return None
 
     def _sampled(self, chat: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,6 +287,10 @@ class PolicyGateway:
             self._call(self._listener.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._listener = None
+
+
+def _invalid(message: str) -> tuple[int, dict[str, Any]]:
+    return 400, error_body(message, "invalid_request_error")
 
 
 def _without_settings(config: Mapping[str, Any]) -> dict[str, Any]:

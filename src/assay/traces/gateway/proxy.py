@@ -20,7 +20,7 @@ from assay.support.values import json_text
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.requests import parsed_json, parsed_or_none
 from assay.traces.messages.chaining import unfinished
-from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
+from assay.traces.messages.dialects import Answer, answer_of, each, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
 # -- Watches streamed answers for repetition, while they pass through a gateway. Does not change what is forwarded.
@@ -71,7 +71,15 @@ class LoopWatch:
         """The events that end a stopped stream: as if the limit was reached where the API has a short form, else an
         error.
         """
-        return _ending(self.dialect, message, self._head)
+        if self.dialect in ("chat", "completions"):
+            part: dict[str, Any] = {"delta": {}} if self.dialect == "chat" else {"text": ""}
+            kind = "chat.completion.chunk" if self.dialect == "chat" else "text_completion"
+            last = {**self._head, "object": kind, "choices": [{"index": 0, "finish_reason": "length", **part}]}
+            return b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
+        error = {"type": "assay_gateway", "message": message}
+        if self.dialect == "gemini":
+            return b"data: " + json.dumps({"error": {**error, "code": 502}}).encode() + b"\r\n\r\n"
+        return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode() + b"\n\n"
 
     def see_whole(self, text: str) -> None:
         """Reads an answer that was not streamed."""
@@ -113,37 +121,19 @@ def texts_of(dialect: str, event: Any) -> Iterator[str]:
     """The pieces of generated text in one event of a stream, of thinking and answer alike."""
     if not isinstance(event, Mapping):
         return
-    deltas: list[Any] = []
     if dialect == "messages":
         deltas = [event.get("delta")]
     elif dialect == "responses":
         deltas = [{"text": event.get("delta")}]
     elif dialect == "gemini":
-        contents = [item.get("content") for item in _each(event.get("candidates"))]
-        deltas = [part for content in contents if isinstance(content, Mapping) for part in _each(content.get("parts"))]
+        contents = each([candidate.get("content") for candidate in each(event.get("candidates"))])
+        deltas = [part for content in contents for part in each(content.get("parts"))]
     else:
-        deltas = [choice.get("delta") or choice for choice in _each(event.get("choices")) if not choice.get("index")]
-    for delta in deltas:
-        if isinstance(delta, Mapping):
-            for name in ("reasoning_content", "reasoning", "thinking", "content", "text", "partial_json"):
-                if isinstance(text := delta.get(name), str):
-                    yield text
-
-
-def _each(value: Any) -> Iterator[Mapping[str, Any]]:
-    yield from (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
-
-
-def _ending(dialect: str, message: str, head: Mapping[str, Any]) -> bytes:
-    if dialect in ("chat", "completions"):
-        part: dict[str, Any] = {"delta": {}} if dialect == "chat" else {"text": ""}
-        kind = "chat.completion.chunk" if dialect == "chat" else "text_completion"
-        last = {**head, "object": kind, "choices": [{"index": 0, "finish_reason": "length", **part}]}
-        return b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
-    error = {"type": "assay_gateway", "message": message}
-    if dialect == "gemini":
-        return b"data: " + json.dumps({"error": {**error, "code": 502}}).encode() + b"\r\n\r\n"
-    return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode() + b"\n\n"
+        deltas = [choice.get("delta") or choice for choice in each(event.get("choices")) if not choice.get("index")]
+    for delta in each(deltas):
+        for name in ("reasoning_content", "reasoning", "thinking", "content", "text", "partial_json"):
+            if isinstance(text := delta.get(name), str):
+                yield text
 
 
 # -- Proxy.
@@ -195,10 +185,7 @@ class Passed:
         events = list(self._listed_events() if self.listed else self.events())
         broken = next((value for event in events if (value := error_of(event))), None)
         if broken is not None:
-            self.fail(
-                f"the upstream: {self._excerpt(json.dumps(broken))}",
-                FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL,
-            )
+            self.fail(f"the upstream: {self._excerpt(json.dumps(broken))}", _kind_of(broken))
         body, complete = read_events(dialect, events)
         return body, complete and self.size <= _MAX_STORED
 
@@ -242,10 +229,8 @@ class Passed:
         elif name == b"error":
             yield _named({"message": data.decode("utf-8", "replace")}, name)
         elif event is None and data != b"null":
-            self.fail(
-                f"an event of the stream is not JSON: {self._excerpt(data[:200].decode('utf-8', 'replace'))}",
-                FailureKind.MODEL,
-            )
+            text = self._excerpt(data[:200].decode("utf-8", "replace"))
+            self.fail(f"an event of the stream is not JSON: {text}", FailureKind.MODEL)
 
     def fail(self, error: str, kind: FailureKind) -> None:
         """Sets the error unless one is set: the first error is the cause."""
@@ -288,24 +273,20 @@ class Passed:
             reply = parsed_or_none(b"".join(self.parts))
             reply = reply[0] if isinstance(reply, list) and reply else reply  # Gemini, if a list was requested
             error = (error_of(reply) or reply) if isinstance(reply, dict) else None
-            timed_out = self.status in (408, 504)
-            kind = (
-                FailureKind.CONTEXT
-                if is_context_error(error)
-                else FailureKind.TIMEOUT
-                if timed_out
-                else FailureKind.MODEL
-            )
-            self.fail(f"HTTP {self.status}: {self._excerpt(self.text)}", kind)
+            kind = FailureKind.TIMEOUT if self.status in (408, 504) else FailureKind.MODEL
+            self.fail(f"HTTP {self.status}: {self._excerpt(self.text)}", _kind_of(error, kind))
         elif body is not None and dialect == "responses" and unfinished(body):
             self.fail("the response was not finished when it was read", FailureKind.RECORD)
         elif body is not None and (reported := error_in(dialect, body)) is not None:
-            kind = FailureKind.CONTEXT if is_context_error(reported) else FailureKind.MODEL
-            self.fail(f"the upstream answered {self._excerpt(json_text(reported))}", kind)
+            self.fail(f"the upstream answered {self._excerpt(json_text(reported))}", _kind_of(reported))
         elif not complete:
             self.fail("the answer was not complete", FailureKind.MODEL)
         elif body is None:
             self.fail("the answer could not be read", FailureKind.MODEL)
+
+
+def _kind_of(error: Any, otherwise: FailureKind = FailureKind.MODEL) -> FailureKind:
+    return FailureKind.CONTEXT if is_context_error(error) else otherwise
 
 
 def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:

@@ -121,18 +121,10 @@ class RolloutRoutes:
         if name is not None and (recent := self.rollouts.open_or_recent(name)) is not None:
             existing = recent.rollout
         live = self.rollouts.begin(self._upstream(), name, body, existing=existing)
-        rollout_id = live.rollout.id
-        token = self.access.token(rollout_id)
+        token = self.access.token(live.rollout.id)
         base = f"{request.scheme}://{request.host}/r/{token}"
-        return web.json_response(
-            {
-                "id": rollout_id,
-                "base_url": f"{base}/v1",
-                "anthropic_base_url": base,
-                "gemini_base_url": base,
-                "api_key": token,
-            }
-        )
+        bases = {"base_url": f"{base}/v1", "anthropic_base_url": base, "gemini_base_url": base}
+        return web.json_response({"id": live.rollout.id, **bases, "api_key": token})
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /assay/rollouts/ID: status, scores and number of turns, from the store."""
@@ -140,14 +132,8 @@ class RolloutRoutes:
         rollout = await self.store_access.call(self.rollouts.stored, self._id(request))
         if rollout is None:
             raise UnknownRollout(f"there is no rollout {self._id(request)!r}")
-        body = {
-            "id": rollout.id,
-            "status": rollout.status,
-            "score": rollout.score,
-            "human_rating": rollout.human_rating,
-            "turns": len(rollout.transitions),
-        }
-        return web.json_response(body)
+        shown = {name: getattr(rollout, name) for name in ("id", "status", "score", "human_rating")}
+        return web.json_response({**shown, "turns": len(rollout.transitions)})
 
     async def reward(self, request: web.Request) -> web.Response:
         """POST …/reward: the score of a rollout or, with `t`, the step reward of a turn."""
@@ -199,22 +185,6 @@ class RolloutRoutes:
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Metrics:
-    """GET /metrics; needs the gateway's key.
-
-    Args:
-        stats: the counts of the gateway.
-        agents: deployed agents by name, see `assay.traces.gateway.routes.AgentRunner`.
-    """
-
-    def __init__(self, stats: Callable[[], Mapping[str, Any]], agents: Mapping[str, Any]) -> None:
-        self.stats, self.agents = stats, agents
-
-    async def get(self, request: web.Request) -> web.Response:
-        text = metrics_text(self.stats(), self.agents)
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def metrics_text(stats: Mapping[str, Any], agents: Mapping[str, Any]) -> str:
@@ -286,14 +256,19 @@ class AgentRoutes:
     def __init__(
         self, agents: Mapping[str, AgentRunner], connections: Connections, stats: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self.agents, self.connections, self.metrics = agents, connections, Metrics(stats, agents)
+        self.agents, self.connections, self.stats = agents, connections, stats
         self._threads = ThreadPoolExecutor(_MOST_ROLLOUTS, "assay-agent")
 
     def add_to(self, app: web.Application) -> None:
         """Adds the routes to an application, with that of the metrics."""
         app.router.add_post("/agents/{agent}", self.run)
-        app.router.add_get("/metrics", self.metrics.get)
+        app.router.add_get("/metrics", self.metrics)
         app.on_cleanup.append(self._close)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """GET /metrics; needs the gateway's key."""
+        text = metrics_text(self.stats(), self.agents)
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def run(self, request: web.Request) -> web.Response:
         """POST /agents/NAME: `{"inputs": {…}, "unit": …}`; returns outputs, rollout and version."""

@@ -241,15 +241,9 @@ class Gateway:
             asking = upstream.ask(UpstreamCall(dialect, body, raw, passed_headers, query, path))
             async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
                 return await pass_on(
-                    request,
-                    reply,
-                    passed,
-                    call.rollout_id,
-                    partial(self._keep, call),
-                    self._turns.record,
-                    choices=requested_choices(dialect, body),
-                    streams=streams,
-                )
+                    request, reply, passed, call.rollout_id, partial(self._keep, call), self._turns.record,
+                    choices=requested_choices(dialect, body), streams=streams,
+                )  # fmt: skip
         except AssayError as error:  # such as a missing package: the caller gets the message
             passed.fail(str(error), FailureKind.MODEL)
             raise
@@ -261,11 +255,8 @@ class Gateway:
             kind = failure_of_call(error)
             passed.fail(error_text(error, passed.secrets), kind)
             if passed.response is None:
-                return error_response(
-                    _STATUS.get(kind, 502),
-                    f"the upstream does not answer: {type(error).__name__}",
-                    rollout=call.rollout_id,
-                )
+                text = f"the upstream does not answer: {type(error).__name__}"
+                return error_response(_STATUS.get(kind, 502), text, rollout=call.rollout_id)
             if isinstance(error, ConnectionError):
                 raise
             raise ConnectionResetError(error_text(error, passed.secrets)) from error

@@ -164,7 +164,6 @@ class Live:
     explicit: bool
     adopted: bool = False  # a run of this process opened it: that run writes its row, and keeps its calls in memory
     turns: int = 0
-    in_flight: int = 0
     touched: float = field(default_factory=time.monotonic)
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # its final status before a late call reopened it
@@ -179,13 +178,17 @@ class Live:
     called: set[str] = field(default_factory=set)  # names of the tools it has called
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def in_flight(self) -> int:
+        """Number of calls that are not answered yet."""
+        return len(self.turns_in_flight)
 
-def answer_is_final(live: Live) -> bool:
-    """Whether a late answer must not replace the prediction: the rollout was scored with it or has ended with it."""
-    rollout = live.rollout
-    return live.scored or (
-        rollout.status != "running" and (rollout.score is not None or rollout.prediction is not None)
-    )
+    @property
+    def answer_is_final(self) -> bool:
+        """Whether a late answer must not replace the prediction: the rollout was scored with it or ended with it."""
+        rollout = self.rollout
+        decided = rollout.score is not None or rollout.prediction is not None
+        return self.scored or (rollout.status != "running" and decided)
 
 
 def keep_tool_result(rollout: Rollout, t: int, index: int, result: str) -> None:
@@ -193,12 +196,6 @@ def keep_tool_result(rollout: Rollout, t: int, index: int, result: str) -> None:
     for transition in rollout.transitions:
         if transition.t == t and index < len(transition.tools):
             transition.tools[index].result = result
-
-
-def unanswered_call(t: int, model: str) -> Transition:
-    """What is known of a call that was under way when its rollout ended."""
-    error = "its rollout ended before it was answered"
-    return Transition(t=t, model=model, request={}, error=error, failure=FailureKind.CAP)
 
 
 # -- Ends rollouts that earlier gateways left open. Reads and writes the store only; no gateway needs to run.
@@ -331,8 +328,10 @@ class LiveRollouts:
         self.open.pop(live.rollout.id, None)
         self.conversations.forget(live)
         live.trail, live.waiting = Trail(), {}
-        rollout = live.rollout
-        rollout.transitions += [unanswered_call(t, rollout.model) for t in live.turns_in_flight]
+        rollout, error = live.rollout, "its rollout ended before it was answered"
+        for t in live.turns_in_flight:
+            unanswered = Transition(t=t, model=rollout.model, request={}, error=error, failure=FailureKind.CAP)
+            rollout.transitions.append(unanswered)
         rollout.transitions.sort(key=lambda transition: transition.t)
         self.ended[rollout.id] = live
 
@@ -445,7 +444,6 @@ class LiveRollouts:
             if live.adopted:
                 keep_tool_result(live.rollout, *position, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
-        live.in_flight += 1
         live.turns_in_flight.add(turn)
         live.touched = time.monotonic()
         return turn
@@ -467,7 +465,6 @@ class LiveRollouts:
             again: the call failed in a way that clients retry by themselves.
             request_json: the transition's request as JSON without secrets, if the caller has it already.
         """
-        live.in_flight -= 1
         live.turns_in_flight.discard(transition.t)
         live.broken = transition.failure if transition.error is not None else None
         live.touched = time.monotonic()
@@ -478,7 +475,7 @@ class LiveRollouts:
             live.waiting.update({key: (transition.t, index) for index, key in enumerate(request.call_keys(answer))})
             ending = answered_with(transition.request, answer, live.called)
             live.ending = Ending(known=ending.known)
-            if not answer_is_final(live):
+            if not live.answer_is_final:
                 live.rollout.prediction = prediction_of(ending.value)
                 live.released.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
@@ -503,7 +500,6 @@ class LiveRollouts:
         request_json: str | None = None,
     ) -> None:
         """Stores a background call, which was stored unfinished, with its response."""
-        live.in_flight += 1
         self.answered(live, transition, request, answer, response_id, request_json=request_json)
         if live.rollout.id not in self.open:
             self.conversations.forget(live)
@@ -523,31 +519,28 @@ class LiveRollouts:
         """
         check_reward(value, t)
         live = self.open_or_recent(name)
-        target = (
-            live.rollout
-            if live is not None
-            else gateway_rollout(stored)
-            if stored is not None
-            else self.of_gateway(name)
-        )
-        if t is not None:
-            return self._step_reward(live, target, t, criterion, float(value))
-        target.score, target.coverage, target.rubric = float(value), 1.0, target.rubric or "posted"
-        if live is not None:
-            self.put(live)
+        if live is None:
+            rollout = self.of_gateway(name) if stored is None else gateway_rollout(stored)
         else:
-            self.store.put_rollout(target)
-        return target
+            rollout = live.rollout
+        if t is not None:
+            self._step_reward(live, rollout, t, criterion[:100], float(value))
+            return rollout
+        rollout.score, rollout.coverage, rollout.rubric = float(value), 1.0, rollout.rubric or "posted"
+        if live is None:
+            self.store.put_rollout(rollout)
+        else:
+            self.put(live)
+        return rollout
 
-    def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> Rollout:
+    def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> None:
         turns = turn_count(rollout) if live is None else live.turns
         if t >= turns or (live is None and all(transition.t != t for transition in rollout.transitions)):
             raise ConfigError(f"t={t}: rollout {rollout.id} has {turns} turns, the first is 0")
         if live is not None and t in live.turns_in_flight:
-            live.step_rewards.setdefault(t, {})[criterion[:100]] = value
+            live.step_rewards.setdefault(t, {})[criterion] = value
         else:
-            self.store.put_step_reward(rollout.id, t, criterion[:100], value)
-        return rollout
+            self.store.put_step_reward(rollout.id, t, criterion, value)
 
     def close(
         self,
@@ -613,21 +606,23 @@ class LiveRollouts:
             if not live.adopted and (all_of_them or (not live.in_flight and live.touched < late))
         ]
         for live in idle:
-            if live.ended_as is not None:
-                self.close(live.rollout.id, status=live.ended_as, failure=live.rollout.failure)
-            elif live.explicit:
-                self.unclosed += 1
-                self.close(
-                    live.rollout.id, status="error", error=NEVER_CLOSED, failure=live.broken or FailureKind.AGENT
-                )
-            elif live.in_flight:
-                self.close(live.rollout.id, status="error", error=_IN_FLIGHT, failure=FailureKind.CAP)
-            elif live.broken:
-                self.close(live.rollout.id, status="error", error="its last call failed")
-            elif (
-                live.rollout.prediction is None and live.ending.known
-            ):  # the agent ran out of steps, which is its own failure
-                self.close(live.rollout.id, status="failed", error=NO_ANSWER)
-            else:
-                self.close(live.rollout.id, error=NOT_RECORDED if live.rollout.prediction is None else None)
+            self.unclosed += live.ended_as is None and live.explicit
+            status, error, failure = _idle_end(live)
+            self.close(live.rollout.id, status=status, error=error, failure=failure)
         return len(idle)
+
+
+def _idle_end(live: Live) -> tuple[str, str | None, FailureKind | None]:
+    """Status, error and failure kind with which an idle rollout ends; without a kind that of its last call."""
+    if live.ended_as is not None:
+        return live.ended_as, None, live.rollout.failure
+    if live.explicit:
+        return "error", NEVER_CLOSED, live.broken or FailureKind.AGENT
+    if live.in_flight:
+        return "error", _IN_FLIGHT, FailureKind.CAP
+    if live.broken:
+        return "error", "its last call failed", None
+    if live.rollout.prediction is not None:
+        return "done", None, None
+    # an agent that ran out of steps has failed by itself
+    return ("failed", NO_ANSWER, None) if live.ending.known else ("done", NOT_RECORDED, None)

@@ -7,7 +7,7 @@ Log-probabilities and token ids, for which these dialects have no field in tool 
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from assay.models.embedded import with_tool_calls
 from assay.traces.gateway.events import read_events
@@ -39,14 +39,8 @@ def untranslatable(body: Mapping[str, Any]) -> str | None:
         return "cachedContent is kept at Google: send all contents"
     if (field(field(body, "generationConfig"), "candidateCount") or 1) != 1:
         return "candidateCount must be 1"
-    google_tools = sorted(
-        {
-            name
-            for tool in listed(body.get("tools"))
-            for name in tool
-            if name not in ("functionDeclarations", "function_declarations")
-        }
-    )
+    names = {name for tool in listed(body.get("tools")) for name in tool}
+    google_tools = sorted(names - {"functionDeclarations", "function_declarations"})
     return f"{', '.join(google_tools)}: these tools are run by Google; declare functions" if google_tools else None
 
 
@@ -87,24 +81,14 @@ def content_of_chat(chat: Mapping[str, Any], model: str) -> Body:
     text = answer.text or answer.refusal
     parts: list[Body] = [{"text": answer.reasoning, "thought": True}] if answer.reasoning else []
     parts += [{"text": text}] if text or not answer.tools else []
-    parts += [
-        {"functionCall": {"id": call_id, "name": name, "args": object_of(arguments)}}
-        for call_id, name, arguments in answer.tools
-    ]
-    candidate: Body = {
-        "content": {"parts": parts, "role": "model"},
-        "finishReason": _REASONS.get(str(answer.finish), "STOP"),
-        "index": 0,
-    }
-    logprobs = next(each(chat.get("choices")), {}).get("logprobs")
-    if tokens := list(each(logprobs.get("content"))) if isinstance(logprobs, Mapping) else []:
+    for call_id, name, arguments in answer.tools:
+        parts.append({"functionCall": {"id": call_id, "name": name, "args": object_of(arguments)}})
+    reason, content = _REASONS.get(str(answer.finish), "STOP"), {"parts": parts, "role": "model"}
+    candidate: Body = {"content": content, "finishReason": reason, "index": 0}
+    if tokens := [*each(_tokens(chat))]:
         candidate["logprobsResult"] = {"chosenCandidates": [_token(token) for token in tokens]}
-    thoughts, made = answer.thinking_tokens or 0, answer.completion_tokens or 0
-    usage = {
-        "promptTokenCount": answer.prompt_tokens or 0,
-        "candidatesTokenCount": made - thoughts,
-        "totalTokenCount": (answer.prompt_tokens or 0) + made,
-    }
+    asked, thoughts, made = answer.prompt_tokens or 0, answer.thinking_tokens or 0, answer.completion_tokens or 0
+    usage = {"promptTokenCount": asked, "candidatesTokenCount": made - thoughts, "totalTokenCount": asked + made}
     usage |= {"thoughtsTokenCount": thoughts} if thoughts else {}
     return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": model, "responseId": new_id()}
 
@@ -114,32 +98,55 @@ def _token(token: Mapping[str, Any]) -> Body:
     return entry if token.get("id") is None else {**entry, "tokenId": token["id"]}
 
 
-class GeminiStream:
-    """The events of one answer: text as it arrives, everything else in the last event."""
+class Stream:
+    """The events of one answer in a dialect. A part with text comes first if text was streamed."""
 
     def __init__(self, model: str) -> None:
-        self.model, self.response_id, self.text_sent = model, new_id(), False
+        self.model, self.sent_text = model, ""
 
     def begin(self) -> Iterator[bytes]:
+        """The events before the answer."""
         return iter(())
 
-    def error(self, error: Any) -> bytes:
-        message = error.get("message") if isinstance(error, Mapping) else error
-        return data_line({"error": {"code": 500, "message": str(message), "status": "INTERNAL"}})
+    def error(self, message: str) -> bytes:
+        """The event that ends a stream that failed."""
+        raise NotImplementedError
 
-    def text(self, delta: str) -> Iterator[bytes]:
-        if delta:
-            self.text_sent = True
-            candidate = {"content": {"parts": [{"text": delta}], "role": "model"}, "index": 0}
-            yield data_line({"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id})
+    def opened(self, at: int) -> Iterator[bytes]:
+        """The events before the text of the part at an index."""
+        return iter(())
+
+    def text(self, delta: str) -> bytes:
+        """The event of a part of the text."""
+        raise NotImplementedError
+
+    def end(self, answer: Body) -> Iterator[bytes]:
+        """The last events, with the parts of the answer that were not streamed; `answer` is that of `to_dialect`."""
+        raise NotImplementedError
+
+    def in_order(self, parts: list[Body], kind: str) -> list[Body]:
+        """The parts of an answer, the one with the streamed text first."""
+        return sorted(parts, key=lambda part: part["type"] != kind) if self.sent_text else parts
+
+
+class GeminiStream(Stream):
+    """Text as it arrives, everything else in the last event."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.response_id = new_id()
+
+    def error(self, message: str) -> bytes:
+        return data_line({"error": {"code": 500, "message": message, "status": "INTERNAL"}})
+
+    def text(self, delta: str) -> bytes:
+        candidate = {"content": {"parts": [{"text": delta}], "role": "model"}, "index": 0}
+        return data_line({"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id})
 
     def end(self, answer: Body) -> Iterator[bytes]:
         candidate = answer["candidates"][0]
-        remaining = [
-            part
-            for part in candidate["content"]["parts"]
-            if not self.text_sent or "text" not in part or part.get("thought")
-        ]
+        parts = candidate["content"]["parts"]
+        remaining = [part for part in parts if not self.sent_text or "text" not in part or part.get("thought")]
         content = {"parts": remaining or [{"text": ""}], "role": "model"}
         yield data_line({**answer, "candidates": [{**candidate, "content": content}], "responseId": self.response_id})
 
@@ -264,19 +271,12 @@ def _constrained_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> d
     messages = [_plain(dict(message)) for message in each(chat.get("messages"))]
     first = messages[0] if messages and messages[0].get("role") == "system" else None
     system_text = f"{part_texts(first.get('content'))}\n\n{instruction}" if first is not None else instruction
-    unchanged = {
-        key: value
-        for key, value in chat.items()
-        if key not in ("tools", "tool_choice", "parallel_tool_calls", "stream_options")
-    }
-    constraint = {
+    dropped = ("tools", "tool_choice", "parallel_tool_calls", "stream_options")
+    return {
+        **{key: value for key, value in chat.items() if key not in dropped},
         "response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}},
         "stream": False,
-    }
-    return {
-        **unchanged,
-        **constraint,
-        "messages": [{"role": "system", "content": system_text}, *(messages[1:] if first is not None else messages)],
+        "messages": [{"role": "system", "content": system_text}, *(messages if first is None else messages[1:])],
     }
 
 
@@ -302,13 +302,10 @@ def _plain(message: Message) -> Message:
         return {"role": "user", "content": f"The tool's result: {part_texts(message.get('content'))}"}
     if not calls:
         return message
-    lines = [
-        f'{{"name": {json.dumps(call.get("name"))}, "arguments": {call.get("arguments") or "{}"}}}' for call in calls
-    ]
-    return {
-        "role": message.get("role"),
-        "content": "\n".join(filter(None, [part_texts(message.get("content")), *lines])),
-    }
+    lines = [part_texts(message.get("content"))]
+    for call in calls:
+        lines.append(f'{{"name": {json.dumps(call.get("name"))}, "arguments": {call.get("arguments") or "{}"}}}')
+    return {"role": message.get("role"), "content": "\n".join(filter(None, lines))}
 
 
 def _with_ids(reply: dict[str, Any]) -> dict[str, Any]:
@@ -333,10 +330,8 @@ async def chunks_of(parts: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]
 
 async def stream_of(reply: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """A whole chat completion as the chunks of a stream."""
-    head = {
-        **{key: value for key, value in reply.items() if key not in ("choices", "usage")},
-        "object": "chat.completion.chunk",
-    }
+    head = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
+    head["object"] = "chat.completion.chunk"
     for choice in reply["choices"]:
         delta = dict(choice["message"])
         if calls := delta.get("tool_calls"):
@@ -381,11 +376,15 @@ async def stream_to_dialect(dialect: str, chunks: AsyncIterator[Body], model: st
     async for chunk in chunks:
         received.append(chunk)
         if "error" in chunk:
-            yield stream.error(chunk["error"])
+            error = chunk["error"]
+            yield stream.error(str(error.get("message") if isinstance(error, Mapping) else error))
             return
         delta = next(each(chunk.get("choices")), {}).get("delta") or {}
-        for event in stream.text(delta.get("content") or ""):
-            yield event
+        if text := delta.get("content"):
+            for event in stream.opened(0) if not stream.sent_text else ():
+                yield event
+            stream.sent_text += text
+            yield stream.text(text)
     completion, _ = read_events("chat", received)
     for event in stream.end(to_dialect(dialect, completion or {"choices": []}, model)):
         yield event
@@ -428,30 +427,16 @@ def _response(chat: Mapping[str, Any], model: str) -> Body:
     answer, number = answer_of("chat", chat), new_id()
     output: list[Body] = []
     if answer.reasoning:
+        thought: Body = {"type": "reasoning", "id": f"rs_{number}", "summary": []}
         content = [{"type": "reasoning_text", "text": answer.reasoning}]
-        output.append(
-            {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": content, "status": "completed"}
-        )
+        output.append({**thought, "content": content, "status": "completed"})
     if answer.text or not answer.tools:
-        part = {
-            "type": "output_text",
-            "text": answer.text,
-            "annotations": [],
-            "logprobs": [] if answer.tools else _tokens(chat),
-        }
-        output.append(
-            {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
-        )
+        tokens = [] if answer.tools else _tokens(chat)
+        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": tokens}
+        output.append({**_message_item(f"msg_{number}"), "status": "completed", "content": [part]})
     for at, (call_id, name, arguments) in enumerate(answer.tools):
-        item = {
-            "type": "function_call",
-            "id": f"fc_{number}_{at}",
-            "call_id": call_id,
-            "name": name,
-            "arguments": arguments,
-            "status": "completed",
-        }
-        output.append(item)
+        item = {"type": "function_call", "id": f"fc_{number}_{at}", "call_id": call_id}
+        output.append({**item, "name": name, "arguments": arguments, "status": "completed"})
     cut = answer.finish == "length"
     return {
         **_blank_response(model, f"resp_{number}"), "status": "incomplete" if cut else "completed", "output": output,
@@ -474,13 +459,15 @@ def _blank_response(model: str, response_id: str) -> Body:
     }  # fmt: skip
 
 
-class _Responses:
-    """The events of one response. The text item comes first if text was streamed."""
+def _message_item(message_id: str) -> Body:
+    return {"type": "message", "id": message_id, "role": "assistant", "status": "in_progress", "content": []}
 
+
+class _Responses(Stream):
     def __init__(self, model: str) -> None:
+        super().__init__(model)
         self.response_id, self.message_id = f"resp_{new_id()}", f"msg_{new_id()}"
-        self.blank = _blank_response(model, self.response_id)
-        self.number, self.sent_text = 0, ""
+        self.blank, self.number = _blank_response(model, self.response_id), 0
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self.number += 1
@@ -490,55 +477,35 @@ class _Responses:
         yield self._event("created", response=self.blank)
         yield self._event("in_progress", response=self.blank)
 
-    def error(self, error: Any) -> bytes:
-        details = error if isinstance(error, Mapping) else {"message": str(error)}
-        return self._event(
-            "failed",
-            response={
-                **self.blank,
-                "status": "failed",
-                "error": {"code": "server_error", "message": str(details.get("message"))},
-            },
-        )
+    def error(self, message: str) -> bytes:
+        error = {"code": "server_error", "message": message}
+        return self._event("failed", response={**self.blank, "status": "failed", "error": error})
 
-    def text(self, delta: str) -> Iterator[bytes]:
-        if not delta:
-            return
-        if not self.sent_text:
-            yield from self._open(0)
-        self.sent_text += delta
-        yield self._event(
-            "output_text.delta", item_id=self.message_id, output_index=0, content_index=0, delta=delta, logprobs=[]
-        )
+    def text(self, delta: str) -> bytes:
+        where = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
+        return self._event("output_text.delta", **where, delta=delta, logprobs=[])
 
-    def _open(self, at: int) -> Iterator[bytes]:
-        item = {"type": "message", "id": self.message_id, "role": "assistant", "status": "in_progress", "content": []}
+    def opened(self, at: int) -> Iterator[bytes]:
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield self._event("output_item.added", output_index=at, item=item)
+        yield self._event("output_item.added", output_index=at, item=_message_item(self.message_id))
         yield self._event("content_part.added", item_id=self.message_id, output_index=at, content_index=0, part=part)
 
     def end(self, answer: Body) -> Iterator[bytes]:
-        items = (
-            sorted(answer["output"], key=lambda item: item["type"] != "message") if self.sent_text else answer["output"]
-        )
+        items = self.in_order(answer["output"], "message")
         for at, item in enumerate(items):
             if item["type"] == "message":
                 item["id"] = self.message_id
-                if not self.sent_text:
-                    yield from self._open(at)
+                yield from self.opened(at) if not self.sent_text else ()
                 part = item["content"][0]
                 where = {"item_id": self.message_id, "output_index": at, "content_index": 0}
                 yield self._event("output_text.done", **where, text=part["text"], logprobs=part["logprobs"])
                 yield self._event("content_part.done", **where, part=part)
             elif item["type"] == "function_call":
-                where = {"item_id": item["id"], "output_index": at}
-                yield self._event(
-                    "output_item.added", output_index=at, item={**item, "arguments": "", "status": "in_progress"}
-                )
-                yield self._event("function_call_arguments.delta", **where, delta=item["arguments"])
-                yield self._event(
-                    "function_call_arguments.done", **where, name=item["name"], arguments=item["arguments"]
-                )
+                where, text = {"item_id": item["id"], "output_index": at}, item["arguments"]
+                begun = {**item, "arguments": "", "status": "in_progress"}
+                yield self._event("output_item.added", output_index=at, item=begun)
+                yield self._event("function_call_arguments.delta", **where, delta=text)
+                yield self._event("function_call_arguments.done", **where, name=item["name"], arguments=text)
             else:
                 yield self._event("output_item.added", output_index=at, item=item)
             yield self._event("output_item.done", output_index=at, item=item)
@@ -551,72 +518,62 @@ class _Responses:
 
 
 def _message(chat: Mapping[str, Any], model: str) -> Body:
-    answer = answer_of("chat", chat)
-    content: list[Body] = (
-        [{"type": "thinking", "thinking": answer.reasoning, "signature": ""}] if answer.reasoning else []
-    )
-    content += [{"type": "text", "text": answer.text}] if answer.text or not answer.tools else []
-    content += [
-        {"type": "tool_use", "id": call_id, "name": name, "input": object_of(arguments)}
-        for call_id, name, arguments in answer.tools
-    ]
+    answer, content = answer_of("chat", chat), list[Body]()
+    if answer.reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.text or not answer.tools:
+        content.append({"type": "text", "text": answer.text})
+    for call_id, name, arguments in answer.tools:
+        content.append({"type": "tool_use", "id": call_id, "name": name, "input": object_of(arguments)})
     return {
-        "id": f"msg_{new_id()}", "type": "message", "role": "assistant", "model": model, "content": content,
-        "stop_reason": _STOPS.get(str(answer.finish), "end_turn"), "stop_sequence": None, **_logprobs(chat),
+        **_blank_message(model), "content": content, "stop_reason": _STOPS.get(str(answer.finish), "end_turn"),
+        "stop_sequence": None, **_logprobs(chat),
         "usage": {"input_tokens": answer.prompt_tokens or 0, "output_tokens": answer.completion_tokens or 0},
     }  # fmt: skip
 
 
-class _Messages:
-    """The events of one message. The text block comes first if text was streamed."""
+def _blank_message(model: str) -> Body:
+    message_id = f"msg_{new_id()}"
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+    }
 
-    def __init__(self, model: str) -> None:
-        self.model, self.sent_text = model, ""
 
+# the start and the delta of a block of the answer
+_BLOCKS: dict[str, Callable[[Body], tuple[Body, Body]]] = {
+    "text": lambda block: ({"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}),
+    "thinking": lambda block: (
+        {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+    ),
+    "tool_use": lambda block: (
+        {**block, "input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+    ),
+}  # fmt: skip
+
+
+class _Messages(Stream):
     def begin(self) -> Iterator[bytes]:
         usage = {"input_tokens": 0, "output_tokens": 0}
-        head: Body = {
-            "id": f"msg_{new_id()}",
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": [],
-            "stop_reason": None,
-        }
-        yield _event("message_start", message={**head, "stop_sequence": None, "usage": usage})
+        yield _event("message_start", message={**_blank_message(self.model), "stop_sequence": None, "usage": usage})
 
-    def error(self, error: Any) -> bytes:
-        details = error if isinstance(error, Mapping) else {"message": str(error)}
-        return _event("error", error={"type": "api_error", "message": str(details.get("message"))})
+    def error(self, message: str) -> bytes:
+        return _event("error", error={"type": "api_error", "message": message})
 
-    def text(self, delta: str) -> Iterator[bytes]:
-        if not delta:
-            return
-        if not self.sent_text:
-            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        self.sent_text += delta
-        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta})
+    def opened(self, at: int) -> Iterator[bytes]:
+        yield _event("content_block_start", index=at, content_block={"type": "text", "text": ""})
+
+    def text(self, delta: str) -> bytes:
+        return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta})
 
     def end(self, answer: Body) -> Iterator[bytes]:
-        blocks = (
-            sorted(answer["content"], key=lambda block: block["type"] != "text")
-            if self.sent_text
-            else answer["content"]
-        )
-        parts: dict[str, Callable[[Body], tuple[Body, Body]]] = {
-            "text": lambda block: ({"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}),
-            "thinking": lambda block: (
-                {**block, "thinking": ""},
-                {"type": "thinking_delta", "thinking": block["thinking"]},
-            ),
-            "tool_use": lambda block: (
-                {**block, "input": {}},
-                {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
-            ),
-        }
-        for at, block in enumerate(blocks):
+        for at, block in enumerate(self.in_order(answer["content"], "text")):
             if not (block["type"] == "text" and self.sent_text):
-                start, delta = parts[block["type"]](block)
+                start, delta = _BLOCKS[block["type"]](block)
                 yield _event("content_block_start", index=at, content_block=start)
                 yield _event("content_block_delta", index=at, delta=delta)
             yield _event("content_block_stop", index=at)
@@ -626,17 +583,4 @@ class _Messages:
         yield _event("message_stop")
 
 
-class _Stream(Protocol):
-    """The events of one answer in a dialect."""
-
-    def begin(self) -> Iterator[bytes]: ...
-
-    def error(self, error: Any) -> bytes: ...
-
-    def text(self, delta: str) -> Iterator[bytes]: ...
-
-    def end(self, answer: Body) -> Iterator[bytes]:
-        """The last events, with the parts of the answer that were not streamed; `answer` is that of `to_dialect`."""
-
-
-_STREAMS: dict[str, Callable[[str], _Stream]] = {"responses": _Responses, "messages": _Messages, "gemini": GeminiStream}
+_STREAMS: dict[str, type[Stream]] = {"responses": _Responses, "messages": _Messages, "gemini": GeminiStream}

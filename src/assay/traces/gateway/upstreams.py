@@ -55,17 +55,6 @@ from assay.traces.gateway.translation import (
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 
-__all__ = [
-    "EmbeddedUpstream",
-    "HttpUpstream",
-    "LitellmUpstream",
-    "Reply",
-    "answering_model",
-    "requested_model",
-    "upstream_of",
-    "without_key",
-]
-
 # -- Upstream that calls any provider through litellm, which translates between dialects. Does not record calls.
 
 
@@ -90,6 +79,12 @@ _PARAMETERS = {
         "truncation", "include", "max_tool_calls", "top_logprobs", "background",
     )),
     "messages": frozenset((*_SAMPLING, "messages", "system", "max_tokens", "stop_sequences", "top_k", "thinking")),
+}  # fmt: skip
+
+
+_CALLED = {  # functions of litellm
+    "chat": "acompletion", "completions": "atext_completion", "responses": "aresponses",
+    "messages": "anthropic_messages",
 }  # fmt: skip
 
 
@@ -121,29 +116,19 @@ class LitellmUpstream:
             async with self._by_chat(call) as reply:
                 yield reply
             return
-        litellm = _litellm(dialect)
-        calls = {
-            "chat": "acompletion",
-            "completions": "atext_completion",
-            "responses": "aresponses",
-            "messages": "anthropic_messages",
-        }
-        function = getattr(litellm, calls[dialect])
+        function = getattr(_litellm(dialect), _CALLED[dialect])
+        # a caller must not name another server, or its key
+        parameters = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}
         try:
-            parameters = {
-                key: value for key, value in body.items() if key in _PARAMETERS[dialect]
-            }  # a caller must not name another server, or its key
             with accounted(), no_redirects():  # the gateway records it
-                answer = await self._in_time(
-                    function(**{**parameters, **self.client, "model": self.name, "num_retries": 0})
-                )
+                arguments = {**parameters, **self.client, "model": self.name, "num_retries": 0}
+                answer = await self._in_time(function(**arguments))
         except Exception as error:
             status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
             failed = {"error": {"message": message(str(error)), "type": type(error).__name__, "code": status}}
             retry = getattr(getattr(error, "response", None), "headers", {}).get("retry-after")
-            yield Reply(
-                status, {**JSON, **({"Retry-After": retry} if retry else {})}, once(json.dumps(failed).encode())
-            )
+            headers = {**JSON, **({"Retry-After": retry} if retry else {})}
+            yield Reply(status, headers, once(json.dumps(failed).encode()))
             return
         if body.get("stream"):
             yield Reply(200, STREAM, _events(dialect, answer, self._in_time))
@@ -182,8 +167,7 @@ class LitellmUpstream:
 
     def models(self) -> dict[str, Any]:
         """The list of models, in OpenAI's format."""
-        models = {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "assay"}]}
-        return models
+        return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "assay"}]}
 
     async def close(self) -> None:
         pass
@@ -196,13 +180,8 @@ def _litellm(dialect: str) -> Any:
 
     if dialect not in ("chat", "completions") and importlib.util.find_spec("mcp") is None:
         raise MissingExtra("mcp", "serve")  # litellm imports it to translate Responses and Anthropic messages
-    add_secrets(
-        *(
-            value
-            for name, value in vars(litellm).items()
-            if name.endswith(("_key", "_token")) and isinstance(value, str)
-        )
-    )
+    keys = (value for name, value in vars(litellm).items() if name.endswith(("_key", "_token")))
+    add_secrets(*(key for key in keys if isinstance(key, str)))
     return litellm
 
 
@@ -212,9 +191,8 @@ async def _events(
     events = aiter(answer)
     while (event := await in_time(anext(events, None))) is not None:
         if isinstance(event, bytes | str):  # already encoded as an event
-            yield mask_secrets(event if isinstance(event, str) else event.decode("utf-8", "surrogateescape")).encode(
-                "utf-8", "surrogateescape"
-            )
+            text = event if isinstance(event, str) else event.decode("utf-8", "surrogateescape")
+            yield mask_secrets(text).encode("utf-8", "surrogateescape")
             continue
         data = _plain(event)
         head = f"event: {data.get('type')}\n" if dialect in ("responses", "messages") else ""
@@ -292,12 +270,10 @@ class HttpUpstream:
             changed["logprobs"], changed["top_logprobs"] = True, 1
         data = _as_json({**body, **changed}) if changed else call.raw
         path = call.path or DIALECTS[dialect]
-        if self.model is not None:
-            path = (
-                gemini.with_model(path, self.model)
-                if dialect == "gemini"
-                else _DEPLOYMENT.sub(quote(self.model, safe=""), path)
-            )
+        if self.model is not None and dialect == "gemini":
+            path = gemini.with_model(path, self.model)
+        elif self.model is not None:
+            path = _DEPLOYMENT.sub(quote(self.model, safe=""), path)
         sent_headers = CIMultiDict(call.headers)
         sent_headers.setdefault("Content-Type", "application/json")
         with accounted():  # the gateway records it
@@ -328,16 +304,15 @@ class HttpUpstream:
         if self.key is not None and lent and gemini.is_google(path):  # the caller's own key may be in the query too
             query = "&".join(part for part in query.split("&") if part.partition("=")[0] != "key")
         address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
-        sent_headers, length = (
-            request_headers(headers),
-            {key: value for key, value in headers.items() if key.lower() == "content-length"},
-        )
+        sent_headers = request_headers(headers)
         if self.key is not None and lent:
             for name in KEYS:
                 sent_headers.popall(name, None)
             if self.key:
                 sent_headers.update(_key_headers(path, self.key, azure=is_azure))
-        sent_headers.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
+        sent_headers["Accept-Encoding"] = "identity"
+        if not isinstance(data, bytes):
+            sent_headers.update({key: value for key, value in headers.items() if key.lower() == "content-length"})
         unasked = ("User-Agent", "Accept", "Content-Type")  # which aiohttp would add
         return await self.session.request(
             method, address, data=data, headers=sent_headers, skip_auto_headers=unasked, allow_redirects=False
@@ -429,7 +404,7 @@ def _key_headers(path: str, key: str, *, azure: bool) -> dict[str, str]:
 
 def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:
     if answer.status in (301, 302, 303, 307, 308):
-        return _redirected(answer)
+        return Reply(502, JSON, once(_redirect_error(answer)))
     headers = response_headers(answer.headers)
     chunks: AsyncIterator[bytes] = answer.content.iter_any()
     if not key or not is_maskable(key):  # a server without keys takes any word, which may be a word of its answers
@@ -450,10 +425,6 @@ async def without_key(chunks: AsyncIterator[bytes], key: bytes) -> AsyncIterator
             yield data[: len(data) - pending_length]
     if pending:
         yield pending
-
-
-def _redirected(answer: aiohttp.ClientResponse) -> Reply:
-    return Reply(502, JSON, once(_redirect_error(answer)))
 
 
 def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
@@ -548,16 +519,9 @@ def upstream_of(
         backend = LlamaBackend(model)
         short = re.split("[/:]", model, maxsplit=1)[1]
         return EmbeddedUpstream(
-            model,
-            server_url(model),
-            model=short,
-            key="",
-            weights=backend.weights,
-            adapters=backend.adapters,
-            price=FREE,
-            tools=backend.supports_function_calling,
-            idle_s=idle_s,
-        )
+            model, server_url(model), model=short, key="", weights=backend.weights, adapters=backend.adapters,
+            price=FREE, tools=backend.supports_function_calling, idle_s=idle_s,
+        )  # fmt: skip
     provider, _, rest = model.partition("/")
     check_variables(model)
     if provider not in _PROVIDERS and not _is_known(model):

@@ -8,8 +8,7 @@ equivalent are kept unchanged. Any other object is an `UnknownShape`. Does not r
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.support.values import json_text
-from assay.traces.importers.spans import UnknownShape, as_text, count_of, parsed, tools_of
+from assay.traces.importers.spans import UnknownShape, as_text, count_of, filled, first_of, parsed, tools_of
 from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.final_answer import argument_value, ends_run
 from assay.traces.messages.parts import linked
@@ -46,37 +45,38 @@ def native_conversation(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _messages(native: Mapping[str, Any]) -> Iterator[Message]:
     """One message per part of a request; one message for all parts of a response."""
-    parts = [part for part in native["parts"] if isinstance(part, Mapping)]
-    if native.get("kind") != "response" and not any(
-        part.get("part_kind") in ("text", "tool-call", "thinking") for part in parts
-    ):
-        for part in parts:
-            yield from _request_messages(part)
+    parts = [(part.get("part_kind"), part) for part in native["parts"] if isinstance(part, Mapping)]
+    answers = {"text", "tool-call", "thinking"}.intersection(kind for kind, _ in parts)
+    if native.get("kind") != "response" and not answers:
+        for kind, part in parts:
+            yield from _request_messages(kind, part)
         return
-    text = "".join(str(part.get("content") or "") for part in parts if part.get("part_kind") == "text")
-    thought = "".join(str(part.get("content") or "") for part in parts if part.get("part_kind") == "thinking")
-    calls = [_native_call(part) for part in parts if part.get("part_kind") == "tool-call"]
-    yield {
-        "role": "assistant",
-        "content": text or (None if calls else ""),
-        **({"tool_calls": calls} if calls else {}),
-        **({"reasoning_content": thought} if thought else {}),
-    }
+    text, thought = (
+        "".join(str(part.get("content") or "") for kind, part in parts if kind == wanted)
+        for wanted in ("text", "thinking")
+    )
+    calls = [
+        _call({"id": part.get("tool_call_id"), "name": part.get("tool_name"), "args": part.get("args") or "{}"})
+        for kind, part in parts
+        if kind == "tool-call"
+    ]
+    message: Message = {"role": "assistant", "content": text or (None if calls else "")}
+    yield message | filled(tool_calls=calls, reasoning_content=thought)
 
 
-def _request_messages(part: Mapping[str, Any]) -> Iterator[Message]:
-    kind, content = part.get("part_kind"), part.get("content")
+def _request_messages(kind: Any, part: Mapping[str, Any]) -> Iterator[Message]:
+    content = part.get("content")
     if kind == "system-prompt":
-        yield {"role": "system", "content": _text(content)}
+        yield {"role": "system", "content": as_text(content)}
     elif kind == "user-prompt":
         yield {
             "role": "user",
-            "content": [_user_part(item) for item in content] if isinstance(content, list) else _text(content),
+            "content": [*map(_user_part, content)] if isinstance(content, list) else as_text(content),
         }
     elif kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
-        yield {"role": "tool", "tool_call_id": str(part.get("tool_call_id") or ""), "content": _text(content)}
+        yield {"role": "tool", "tool_call_id": str(part.get("tool_call_id") or ""), "content": as_text(content)}
     elif content is not None:
-        yield {"role": "user", "content": _text(content)}
+        yield {"role": "user", "content": as_text(content)}
 
 
 def _user_part(part: Any) -> dict[str, Any]:
@@ -85,39 +85,16 @@ def _user_part(part: Any) -> dict[str, Any]:
     return dict(part) if isinstance(part, Mapping) else {"type": "text", "text": str(part)}
 
 
-def _native_call(part: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = part.get("args")
-    text = arguments if isinstance(arguments, str) else json_text(arguments or {})
-    function = {"name": str(part.get("tool_name") or ""), "arguments": text or "{}"}
-    return {"id": str(part.get("tool_call_id") or ""), "type": "function", "function": function}
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "" if content is None else json_text(content)
-
-
 def native_tools(parameters: Any) -> list[dict[str, Any]]:
     """Tools of `ModelRequestParameters`: the agent's tools and the output tools that end a run with a typed answer."""
-    tools = []
-    for tool in [*_listed(parameters, "function_tools"), *_listed(parameters, "output_tools")]:
-        described = {"description": tool["description"]} if tool.get("description") else {}
-        schema = {"parameters": tool["parameters_json_schema"]} if tool.get("parameters_json_schema") else {}
-        tools.append({"type": "function", "function": {"name": str(tool.get("name")), **described, **schema}})
-    return tools
+    listed = parameters if isinstance(parameters, Mapping) else {}
+    return [tool for name in ("function_tools", "output_tools") for tool in tools_of(listed.get(name) or [])]
 
 
 def native_settings(parameters: Any) -> dict[str, Any]:
     """Settings in `ModelRequestParameters`: a tool must be called if text is not allowed."""
-    return (
-        {"tool_choice": "required"}
-        if isinstance(parameters, Mapping) and parameters.get("allow_text_output") is False
-        else {}
-    )
-
-
-def _listed(parameters: Any, name: str) -> list[Mapping[str, Any]]:
-    items = parameters.get(name) if isinstance(parameters, Mapping) else None
-    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    must_call = isinstance(parameters, Mapping) and parameters.get("allow_text_output") is False
+    return {"tool_choice": "required"} if must_call else {}
 
 
 # -- Chat.
@@ -158,6 +135,7 @@ _WRAPPED = (
     "reasoningContent",
 )
 _TEXTS = ("prompt", "input", "query", "question", "text", "user_prompt")  # fields with the text of a request
+_INSTRUCTIONS = ("system", "instructions", "system_instruction", "systemInstruction")
 _SETTINGS = (
     "model",
     "temperature",
@@ -199,28 +177,21 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     inner = call.get("tool_call")
     call = inner if isinstance(inner, dict) else call
     function = call["function"] if isinstance(call.get("function"), dict) else call
-    arguments: Any = next(
-        (function[key] for key in ("arguments", "args", "input") if function.get(key) is not None), {}
-    )
-    call_id = next((call[key] for key in _CALL_IDS if call.get(key)), "")
-    text = arguments if isinstance(arguments, str) else as_text(arguments)
-    return {
-        "id": str(call_id),
-        "type": "function",
-        "function": {"name": as_text(function.get("name") or function.get("toolName")), "arguments": text},
-    }
+    arguments = first_of(function, ("arguments", "args", "input"), {})
+    called = {"name": as_text(function.get("name") or function.get("toolName")), "arguments": as_text(arguments)}
+    return {"id": _call_id(call), "type": "function", "function": called}
+
+
+def _call_id(part: Mapping[str, Any]) -> str:
+    return str(next((part[key] for key in _CALL_IDS if part.get(key)), ""))
 
 
 def _file(part: Mapping[str, Any]) -> Any:
     """Images as OpenAI's `image_url`, by address or inline; other files unchanged."""
-    if part.get("modality") == "image" and part.get("uri"):
-        return {"type": "image_url", "image_url": {"url": part["uri"]}}
-    if part.get("modality") == "image" and part.get("type") == "blob":
-        return {
-            "type": "image_url",
-            "image_url": {"url": f"data:{part.get('mime_type') or 'image/png'};base64,{part.get('content')}"},
-        }
-    return dict(part)
+    url = part.get("uri")
+    if not url and part.get("type") == "blob":
+        url = f"data:{part.get('mime_type') or 'image/png'};base64,{part.get('content')}"
+    return {"type": "image_url", "image_url": {"url": url}} if part.get("modality") == "image" and url else dict(part)
 
 
 class _Parts:
@@ -260,11 +231,8 @@ class _Parts:
         elif kind in _CALLS:
             self.calls.append(_call(part))
         elif kind in _RESULTS:
-            result = next(
-                (part[key] for key in ("response", "result", "content", "output") if part.get(key) is not None), None
-            )
-            called = next((part[key] for key in _CALL_IDS if part.get(key)), "")
-            self.results.append({"role": "tool", "tool_call_id": str(called), "content": result_text(result)})
+            result = result_text(first_of(part, ("response", "result", "content", "output")))
+            self.results.append({"role": "tool", "tool_call_id": _call_id(part), "content": result})
         elif kind == "refusal":
             self.refusal += as_text(next((part[key] for key in ("refusal", "content", "text") if part.get(key)), ""))
         elif kind in _REASONING:
@@ -279,7 +247,7 @@ def _thought(part: Any) -> str:
     """Text of a part with reasoning. Bedrock nests it."""
     if not isinstance(part, dict):
         return as_text(part)
-    return next((_thought(part[key]) for key in _THOUGHTS if part.get(key) is not None), "")
+    return _thought(first_of(part, _THOUGHTS, ""))
 
 
 def result_text(value: Any) -> str:
@@ -338,8 +306,7 @@ def messages_of(item: Any, default: str) -> Iterator[Message]:
     role = _role(role) if isinstance(role, str) else default
     if not (item.keys() & _HELD or (item.keys() <= _ABOUT and ("role" in item or "type" not in item))):
         raise UnknownShape  # also a reference to an item, which has a type and an id alone
-    parts = _Parts()
-    content = next((item[key] for key in _CONTENTS if item.get(key) is not None), None)
+    parts, content = _Parts(), first_of(item, _CONTENTS)
     try:
         for part in content if isinstance(content, list) else [content]:
             parts.take(part)
@@ -353,11 +320,7 @@ def messages_of(item: Any, default: str) -> Iterator[Message]:
     if isinstance(calls, list):
         # Some tracers write calls both as parts and in `tool_calls`.
         known = {call["id"] for call in parts.calls if call["id"]}
-        parts.calls += [
-            call
-            for recorded_call in calls
-            if isinstance(recorded_call, dict) and (call := _call(recorded_call))["id"] not in known
-        ]
+        parts.calls += [call for call in map(_call, filter(_is_object, calls)) if call["id"] not in known]
     yield from parts.results
     if parts.results and not parts.content and not parts.calls:
         return
@@ -366,15 +329,15 @@ def messages_of(item: Any, default: str) -> Iterator[Message]:
         message["tool_call_id"] = str(item.get("tool_call_id") or item.get("id") or "")
     elif isinstance(item.get("name"), str):
         message["name"] = item["name"]
-    if parts.calls:
-        message["tool_calls"] = parts.calls
-    if refusal := item["refusal"] if isinstance(item.get("refusal"), str) else parts.refusal:
-        message["refusal"] = refusal
+    refusal = item["refusal"] if isinstance(item.get("refusal"), str) else parts.refusal
+    message |= filled(tool_calls=parts.calls, refusal=refusal)
     if isinstance(item.get("audio"), dict):
         message["audio"] = item["audio"]
-    if reasoning := item.get("reasoning_content") or "\n".join(parts.reasoning):
-        message["reasoning_content"] = reasoning
-    yield message
+    yield message | filled(reasoning_content=item.get("reasoning_content") or "\n".join(parts.reasoning))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def is_message(value: Any) -> bool:
@@ -436,47 +399,28 @@ def body_of(value: Any) -> dict[str, Any]:
         items = request.get("args")
         return body_of(request.get("kwargs") or (items[0] if isinstance(items, list) and len(items) == 1 else items))
     if not isinstance(request, dict) or (is_message(request) and "messages" not in request):
-        tools = (
-            tools_of([message["content"] for message in request if _defines(message)])
-            if isinstance(request, list)
-            else []
-        )
-        return {
-            **({"tools": tools} if tools else {}),
-            "messages": conversation_of(request) or _texts(value),
-        }
+        return {**filled(tools=tools_of(_defined(request))), "messages": conversation_of(request) or _texts(value)}
     if isinstance(request.get("config"), dict):  # Google's
         request = {**request["config"], **request}
     if request.get("previous_response_id") or ("input" in request and request.get("conversation")):
         raise UnknownShape  # the server adds earlier messages, which are not in it
-    keys = (
-        ("messages", "contents")
-        if isinstance(value, str)
-        else ("messages", "contents", "chat_history", "prompts", *_TEXTS)
-    )
-    items = next(
-        (request[key] for key in keys if request.get(key) is not None),
-        request["input"] if isinstance(request.get("input"), list) else None,
-    )
+    others = () if isinstance(value, str) else ("chat_history", "prompts", *_TEXTS)
+    listed = request["input"] if isinstance(request.get("input"), list) else None
+    items = first_of(request, ("messages", "contents", *others), listed)
     if items is None:
         return {"messages": _texts(value)}
     if isinstance(items, dict) and not is_message(items):
         return body_of(items)
     messages = conversation_of(parsed(items)) or _texts(items)
-    system = next(
-        (
-            request[key]
-            for key in ("system", "instructions", "system_instruction", "systemInstruction")
-            if request.get(key)
-        ),
-        None,
-    )
-    if system is not None:
-        messages = [
-            *messages_of({**(system if isinstance(system, dict) else {"content": system}), "role": "system"}, "system"),
-            *messages,
-        ]
+    if system := next((request[key] for key in _INSTRUCTIONS if request.get(key)), None):
+        content = system if isinstance(system, dict) else {"content": system}
+        messages = [*messages_of({**content, "role": "system"}, "system"), *messages]
     return {**settings_of(request, items), "messages": messages}
+
+
+def _defined(messages: Any) -> list[Any]:
+    """The tool definitions among messages."""
+    return [message["content"] for message in messages if _defines(message)] if isinstance(messages, list) else []
 
 
 def settings_of(request: Mapping[str, Any], items: Any = ()) -> dict[str, Any]:
@@ -485,21 +429,14 @@ def settings_of(request: Mapping[str, Any], items: Any = ()) -> dict[str, Any]:
     Args:
         items: Its messages; Langfuse writes LangChain's tool definitions as messages.
     """
-    parameters = request.get("model_request_parameters")  # pydantic-ai's
-    request_fields = {
-        **(model_settings if isinstance(model_settings := request.get("model_settings"), dict) else {}),
-        **native_settings(parameters),
-        **request,
-    }
+    parameters, settings = request.get("model_request_parameters"), request.get("model_settings")  # pydantic-ai's
+    values = {**(settings if isinstance(settings, dict) else {}), **native_settings(parameters), **request}
     if (limit := request.get("max_output_tokens", request.get("maxOutputTokens"))) is not None:
-        request_fields.setdefault("max_tokens", limit)
-    settings = {key: request_fields[key] for key in _SETTINGS if request_fields.get(key) is not None}
-    listed = [message["content"] for message in items if _defines(message)] if isinstance(items, list) else []
+        values.setdefault("max_tokens", limit)
     config = request.get("toolConfig")  # Bedrock's
-    tools = tools_of(
-        request.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or listed
-    ) or native_tools(parameters)
-    return {**settings, **({"tools": tools} if tools else {})}
+    listed = request.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or _defined(items)
+    known = {key: values[key] for key in _SETTINGS if values.get(key) is not None}
+    return known | filled(tools=tools_of(listed) or native_tools(parameters))
 
 
 # -- Answers of traces as choices of chat completions, from the formats that `assay.traces.importers.chat` reads.
@@ -520,7 +457,8 @@ _BLOCKS = (  # of one answer
     *("text", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool-call"),
     *("server_tool_use", "web_search_tool_result", "image"),
 )
-_SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls", "toolCalls")
+_REPLIES = ("choices", "candidates", "generations")  # OpenAI, Gemini, LangChain
+_SURE = (*_REPLIES, "role", "parts", "tool_calls", "toolCalls")
 _SAID = frozenset(("role", "content", "parts", "text", "tool_calls", "toolCalls"))
 _TEXT = frozenset(("content", "text", "reasoning_content", "logprobs", "citations"))  # as DSPy's models return it
 _REASONS = ("finish_reason", "stop_reason", "finishReason", "stopReason")
@@ -555,12 +493,9 @@ def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[di
     for group in groups:
         read = [(_message(message), reason) for message, reason in _choices(group)]
         choices += _joined(read) if pieces and (len(groups) > 1 or len(read) not in (len(reasons), count)) else read
+    reasons = [*reasons, *[None] * len(choices)]
     return [
-        {
-            "index": index,
-            "message": message,
-            "finish_reason": _finish(reason or (reasons[index] if index < len(reasons) else None)),
-        }
+        {"index": index, "message": message, "finish_reason": _finish(reason or reasons[index])}
         for index, (message, reason) in enumerate(choices)
     ]
 
@@ -599,21 +534,14 @@ def _joined(choices: list[tuple[dict[str, Any], Any]]) -> list[tuple[dict[str, A
 
 def _continued(begun: dict[str, Any], piece: dict[str, Any]) -> dict[str, Any]:
     """A message and its continuation: the texts in one string, the tool calls and other parts in one list."""
-    message = {**begun, **piece}
     contents = [each["content"] for each in (begun, piece) if each["content"]]
-    if all(isinstance(content, str) for content in contents):
-        message["content"] = "".join(contents)
-    else:
-        message["content"] = [
-            part
-            for content in contents
-            for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
-        ]
-    if calls := [*begun.get("tool_calls", ()), *piece.get("tool_calls", ())]:
-        message.update(content=message["content"] or None, tool_calls=calls)
-    if reasoning := begun.get("reasoning_content", "") + piece.get("reasoning_content", ""):
-        message["reasoning_content"] = reasoning
-    return message
+    content: Any = "".join(contents) if all(isinstance(text, str) for text in contents) else []
+    for part in contents if content == [] else ():
+        content += [{"type": "text", "text": part}] if isinstance(part, str) else part
+    calls = [*begun.get("tool_calls", ()), *piece.get("tool_calls", ())]
+    reasoning = begun.get("reasoning_content", "") + piece.get("reasoning_content", "")
+    more = filled(tool_calls=calls, reasoning_content=reasoning)
+    return {**begun, **piece, "content": content or None if calls else content, **more}
 
 
 def _has_no_answer(body: dict[str, Any]) -> bool:
@@ -665,9 +593,7 @@ def _choices(answer: Any) -> Iterator[tuple[Any, Any]]:
     if not isinstance(answer, dict):
         yield {"content": answer}, None
         return
-    listed = next(
-        (answer[key] for key in ("choices", "candidates", "generations") if isinstance(answer.get(key), list)), None
-    )
+    listed = next((answer[key] for key in _REPLIES if isinstance(answer.get(key), list)), None)
     if listed is not None:
         for item in listed[0] if listed and isinstance(listed[0], list) else listed:
             yield from _choices(item)
@@ -720,11 +646,12 @@ def as_inputs(value: Any) -> dict[str, Any]:
             return dict(named) if isinstance(named, dict) else {}
         if not named and isinstance(arguments, list) and len(arguments) == 1:
             return as_inputs(arguments[0]) or {"input": arguments[0]}
-    return (
-        {str(key): item for key, item in parsed_value.items()}
-        if isinstance(parsed_value, dict)
-        else {"input": parsed_value}
-    )
+    return _fields(parsed_value, "input")
+
+
+def _fields(value: Any, name: str) -> dict[str, Any]:
+    """The fields of an object; another value as the field `name`."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {name: value}
 
 
 def as_prediction(value: Any) -> dict[str, Any] | None:
@@ -733,13 +660,7 @@ def as_prediction(value: Any) -> dict[str, Any] | None:
     if parsed_value in (None, "", []):
         return None
     messages = conversation_of(parsed_value)
-    if messages is not None:
-        return _last_answer(messages)
-    return (
-        {str(key): item for key, item in parsed_value.items()}
-        if isinstance(parsed_value, dict)
-        else {"output": parsed_value}
-    )
+    return _fields(parsed_value, "output") if messages is None else _last_answer(messages)
 
 
 def _last_answer(messages: list[Message]) -> dict[str, Any] | None:
@@ -763,9 +684,7 @@ def as_arguments(value: Any) -> dict[str, Any]:
     if isinstance(arguments, dict) and set(arguments) == {"args", "kwargs"}:
         named = dict(arguments["kwargs"]) if isinstance(arguments["kwargs"], dict) else {}
         return {**({"args": arguments["args"]} if arguments["args"] else {}), **named}
-    return (
-        {str(key): item for key, item in arguments.items()} if isinstance(arguments, dict) else {"arguments": arguments}
-    )
+    return _fields(arguments, "arguments")
 
 
 # -- Extracts the output of a run from the result objects of agent libraries, graph states and API replies.
@@ -773,7 +692,7 @@ def as_arguments(value: Any) -> dict[str, Any]:
 # Does not read files.
 
 
-_REPLIES = ("choices", "candidates", "generations")  # OpenAI, Gemini, LangChain
+_OPEN_LLMETRY = frozenset(("outputs", "kwargs", "tags", "metadata"))
 
 
 def unwrapped(value: Any) -> dict[str, Any] | None:
@@ -785,12 +704,7 @@ def unwrapped(value: Any) -> dict[str, Any] | None:
     output = parsed(value)
     if not isinstance(output, Mapping):
         return as_prediction(value)
-    if isinstance(output.get("outputs"), dict | list | str) and set(output) <= {
-        "outputs",
-        "kwargs",
-        "tags",
-        "metadata",
-    }:  # OpenLLMetry
+    if isinstance(output.get("outputs"), dict | list | str) and not set(output) - _OPEN_LLMETRY:
         return unwrapped(output["outputs"])
     talk = output.get("messages")
     if isinstance(talk, list) and talk and all(isinstance(message, dict) for message in talk):
@@ -811,11 +725,6 @@ def unwrapped(value: Any) -> dict[str, Any] | None:
 
 def _state(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Answer of the messages of a state, with the other fields of the state."""
-    answer = as_prediction(state["messages"])
-    fields = {
-        str(name): value
-        for name, value in state.items()
-        if name not in ("messages", "stop_reason") and value not in (None, "", [], {})
-    }
-    prediction = {**fields, **({"output": answer["output"]} if answer and answer.get("output") else {})}
-    return prediction or None
+    others = {str(name): value for name, value in state.items() if name not in ("messages", "stop_reason")}
+    fields = {name: value for name, value in others.items() if value not in (None, "", [], {})}
+    return fields | filled(output=(as_prediction(state["messages"]) or {}).get("output")) or None

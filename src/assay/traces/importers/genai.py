@@ -23,6 +23,7 @@ from assay.traces.importers.spans import (
     as_text,
     count_of,
     decoded,
+    first_of,
     number_of,
     parsed,
     tools_of,
@@ -133,10 +134,8 @@ def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
     top = sorted(spans, key=lambda part: bool(part.value["parent"]))  # attributes of the root span have priority
     attributes = [{**part.value["resource"], **part.value["attributes"]} for part in top]
     trace.user, trace.tenant, trace.session = (_first_text(attributes, names) for names in (_USER, _TENANT, _SESSION))
-    trace.program, trace.version = (
-        _first_text(attributes[:1], _PROGRAM) or "",
-        _first_text(attributes, (names.SERVICE_VERSION,)) or "",
-    )
+    trace.program = _first_text(attributes[:1], _PROGRAM) or ""
+    trace.version = _first_text(attributes, (names.SERVICE_VERSION,)) or ""
     return trace
 
 
@@ -212,14 +211,12 @@ def span_of(where: str, number: int, row: Mapping[str, Any], events: list[Event]
     outputs_in, outputs = _named(attributes, (names.OUTPUT_MESSAGES, *_OUTPUTS))
     reading = Reading()
     does = work_of(row["name"], attributes, events, reading)
-    tools, system = (
-        ([], [])
-        if does
-        else (
-            reading.read(_named(attributes, _DEFINED)[0], _definitions, attributes, []),
-            reading.read(names.SYSTEM, lambda found: _system(found, events), attributes, []),
-        )
-    )
+    tools, system = list[dict[str, Any]](), list[dict[str, Any]]()
+    if does is None:
+        tools = reading.read(_named(attributes, _DEFINED)[0], _definitions, attributes, [])
+        system = reading.read(names.SYSTEM, lambda found: _system(found, events), attributes, [])
+    if inputs_in == "ai.prompt":
+        inputs = reading.read(inputs_in, body_of, inputs, {"messages": None})["messages"]
     return Span(
         id=row["id"] or f"#{number}",
         parent=row["parent"],
@@ -229,9 +226,7 @@ def span_of(where: str, number: int, row: Mapping[str, Any], events: list[Event]
         end=row["end"],
         error=row["error"],
         does=does,
-        inputs=reading.read(inputs_in, body_of, inputs, {"messages": None})["messages"]
-        if inputs_in == "ai.prompt"
-        else inputs,
+        inputs=inputs,
         outputs=outputs,
         inputs_in=inputs_in,
         outputs_in=outputs_in,
@@ -257,12 +252,8 @@ def work_of(span_name: str, attributes: Attributes, events: list[Event], reading
 
 
 def _definitions(attributes: Attributes) -> list[dict[str, Any]]:
-    defined = (
-        _first(attributes, _DEFINED)
-        or _indexed(attributes, "llm.request.functions")
-        or _indexed(attributes, "llm.tools")
-    )
-    definitions = parsed(defined)
+    indexed = (_indexed(attributes, prefix) for prefix in ("llm.request.functions", "llm.tools"))
+    definitions = parsed(_first(attributes, _DEFINED) or next(filter(None, indexed), None))
     items = definitions if isinstance(definitions, list) else [definitions]
     if definitions and not all(isinstance(parsed(item), dict) for item in items):
         raise UnknownShape
@@ -340,13 +331,10 @@ def _call(attributes: Attributes, events: list[Event], reading: Reading) -> LMCa
     choices = reading.read(answered_in, lambda value: answers_of(value, reasons, count=body.get("n")), answer, [])
     usage = usage_of(_first(attributes, _USAGE), _first(attributes, _OUTPUTS))
     prompt, completion = (count_of(_first(attributes, names)) for names in (_PROMPT_TOKENS, _COMPLETION_TOKENS))
-    costs = parsed(_first(attributes, _COSTS))
-    total = (
-        next((costs[key] for key in ("total", "total_cost") if costs.get(key) is not None), None)
-        if isinstance(costs, dict)
-        else None
-    )
-    cost = number_of(next((value for value in (_first(attributes, _COST), total) if value is not None), None))
+    costs, cost = parsed(_first(attributes, _COSTS)), _first(attributes, _COST)
+    if cost is None and isinstance(costs, dict):
+        cost = first_of(costs, ("total", "total_cost"))
+    cost = number_of(cost)
     return LMCall(
         body=body,
         choices=choices,
@@ -427,11 +415,9 @@ def _logfire_answer(attributes: Attributes) -> Any:
     stream.
     """
     data = parsed(attributes.get("response_data"))
-    if not isinstance(data, dict):
-        return None
-    return (
-        [{"message": data["message"]}] if isinstance(data.get("message"), dict) else data.get("combined_chunk_content")
-    )
+    if isinstance(data, dict) and isinstance(data.get("message"), dict):
+        return [{"message": data["message"]}]
+    return data.get("combined_chunk_content") if isinstance(data, dict) else None
 
 
 def _choice(payload: dict[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,6 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
-__all__ = ["KINDS", "ImportReport", "Imported", "Skipped", "import_traces", "read_langfuse", "read_mlflow", "read_otlp"]
-
 KINDS = ("otlp", "langfuse", "mlflow")
 _REASONS = 20  # maximum reasons in a report
 _FLUSH = 500  # LM calls between flushes of the store
@@ -76,15 +74,10 @@ def _read(kind: str, path: Path, score: str | None, run_id: str) -> Iterator[Imp
             yield skipped
         for trace_id, trace_parts in parts.traces():
             traces += 1
-            for imported in (
-                [trace_parts]
-                if isinstance(trace_parts, Skipped)
-                else _rollout(kind, run_id, trace_id, trace_parts, score)
-            ):
+            for imported in _rollout(kind, run_id, trace_id, trace_parts, score):
+                if isinstance(imported, Skipped):
+                    first_reason = first_reason or f"; {imported.where}: {imported.reason}"
                 rollouts += isinstance(imported, Rollout)
-                first_reason = first_reason or (
-                    f"; {imported.where}: {imported.reason}" if isinstance(imported, Skipped) else ""
-                )
                 yield imported
     if not rollouts:
         raise DataError(f"{path} has no {kind} LM call in {traces} traces{first_reason}")
@@ -109,7 +102,12 @@ def _sort_rows(kind: str, path: Path, parts: Sorted) -> Iterator[Skipped]:
             )
 
 
-def _rollout(kind: str, run_id: str, trace_id: str, parts: list[Part], score: str | None) -> Iterator[Imported]:
+def _rollout(
+    kind: str, run_id: str, trace_id: str, parts: list[Part] | Skipped, score: str | None
+) -> Iterator[Imported]:
+    if isinstance(parts, Skipped):
+        yield parts
+        return
     try:
         yield from to_rollout(kind, run_id, _READERS[kind][1](trace_id, parts), score=score)
     except RecursionError:
@@ -118,26 +116,13 @@ def _rollout(kind: str, run_id: str, trace_id: str, parts: list[Part], score: st
 
 def _kind_of(row: Mapping[str, Any]) -> str | None:
     """Tool that wrote a row, by its field names; None if unknown."""
-    if row.keys() & {
-        "resourceSpans",
-        "resource_spans",
-        "resourceLogs",
-        "resource_logs",
-        "resourceMetrics",
-        "resource_metrics",
-    }:
+    names = {name.replace("_", "").lower() for name in row}  # in camel case or snake case
+    if names & {"resourcespans", "resourcelogs", "resourcemetrics"}:
         return "otlp"
     if ("info" in row and "data" in row) or "request_metadata" in row:
         return "mlflow"
-    if row.keys() & {"traceId", "trace_id", "observations"} and row.keys() & {
-        "startTime",
-        "start_time",
-        "dataType",
-        "data_type",
-        "observations",
-    }:
-        return "langfuse"
-    return None
+    is_langfuse = names & {"traceid", "observations"} and names & {"starttime", "datatype", "observations"}
+    return "langfuse" if is_langfuse else None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -211,7 +196,9 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
             report = replace(report, unchanged=report.unchanged + 1)
             continue
         try:
-            _store_rollout(store, merged)
+            store.put_rollout(merged)
+            for transition in merged.transitions:
+                store.put_transition(merged.id, transition)
         except RecursionError:
             report = _with_skipped(report, Skipped(where=str(path), reason="nested too deeply", trace=imported.id))
             continue
@@ -231,11 +218,7 @@ def _with_skipped(report: ImportReport, skipped: Skipped) -> ImportReport:
         repeated = (*report.repeated, skipped.where)[:_REASONS]
         return replace(report, duplicates=report.duplicates + 1, repeated=repeated)
     trace = f" (trace {skipped.trace})" if skipped.trace else ""
-    reasons = (
-        report.reasons
-        if len(report.reasons) >= _REASONS
-        else (*report.reasons, f"{skipped.where}: {skipped.reason}{trace}")
-    )
+    reasons = (*report.reasons, f"{skipped.where}: {skipped.reason}{trace}")[:_REASONS]
     return replace(report, skipped=report.skipped + 1, reasons=reasons)
 
 
@@ -248,12 +231,6 @@ def _counted(report: ImportReport, rollout: Rollout) -> ImportReport:
         scored=report.scored + (rollout.score is not None),
         rated=report.rated + (rollout.human_rating is not None),
     )
-
-
-def _store_rollout(store: Store, rollout: Rollout) -> None:
-    store.put_rollout(rollout)
-    for transition in rollout.transitions:
-        store.put_transition(rollout.id, transition)
 
 
 def _stored(store: Store, rollout_id: str) -> Rollout | None:

@@ -125,9 +125,8 @@ def _span(part: Part, number: int) -> Span:
     """A span, whose attributes are those of Langfuse's SDK in OTLP."""
     row = part.value
     tool_calls = _get(row, "toolCalls")  # have a column of their own
-    called = (
-        [{"role": "assistant", "tool_calls": list(map(parsed, tool_calls))}] if isinstance(tool_calls, list) else None
-    )
+    calls = [parsed(call) for call in tool_calls] if isinstance(tool_calls, list) else None
+    called = None if calls is None else [{"role": "assistant", "tool_calls": calls}]
     prompt, completion = _usage(row)
     attributes = {
         f"{_PREFIX}type": row.get("type"),
@@ -164,23 +163,13 @@ def _usage(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
     Cached tokens are included.
     """
     details = parsed(_get(row, "usageDetails", "usage"))
-    if not isinstance(details, dict):
-        details = {}
-    parts = {
-        side: [count_of(value) for key, value in details.items() if key.startswith(side)]
-        for side in ("input", "output")
-    }
-    summed = {
-        side: sum(known) if (known := [n for n in counts if n is not None]) else None for side, counts in parts.items()
-    }
-    other = usage_of(
-        details, {"prompt_tokens": _get(row, "promptTokens"), "completion_tokens": _get(row, "completionTokens")}
-    )
-    row_counts = (count_of(_get(row, "inputUsage")), count_of(_get(row, "outputUsage")))
-    counts = [
-        next((n for n in alternatives if n is not None), None)
-        for alternatives in zip(row_counts, (summed["input"], summed["output"]), other, strict=True)
-    ]
+    details = details if isinstance(details, dict) else {}
+    named = {f"{side}_tokens": _get(row, f"{side}Tokens") for side in ("prompt", "completion")}
+    counts: list[int | None] = []
+    for side, other in zip(("input", "output"), usage_of(details, named), strict=True):
+        total = count_of(_get(row, f"{side}Usage"))
+        parts = [n for key, part in details.items() if key.startswith(side) and (n := count_of(part)) is not None]
+        counts.append(total if total is not None else sum(parts) if parts else other)
     return counts[0], counts[1]
 
 

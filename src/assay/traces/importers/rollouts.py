@@ -34,12 +34,6 @@ def own_root(trace: Trace) -> Span | None:
     return next((span for span in trace.spans if names.VERSION_KEY in span.own), None)
 
 
-def is_newer(root: Span) -> bool:
-    """Whether a later version of the mapping wrote it."""
-    version = root.own[names.VERSION_KEY]
-    return not isinstance(version, int) or version > names.VERSION
-
-
 def restored(rollout: Rollout, trace: Trace, root: Span) -> Rollout:
     """The rollout with the exact fields of the exported one, as far as the export had them; with its own id.
 
@@ -50,17 +44,13 @@ def restored(rollout: Rollout, trace: Trace, root: Span) -> Rollout:
     Raises:
         ValueError, TypeError, KeyError: an attribute is not as the mapping says.
     """
-    exact = names.read(root.own, names.ROLLOUT)
+    exact, defaults = names.read(root.own, names.ROLLOUT), _defaults(Rollout)
     # a field that is left out was None
-    values = {**dict.fromkeys(name for name in names.ROLLOUT if name not in names.CONTENT), **exact}
-    for name, default in _defaults(Rollout).items():
-        if values.get(name) is None and name in values:
-            values[name] = default
+    values = {name: exact.get(name) for name in names.ROLLOUT if name not in names.CONTENT or name in exact}
+    values |= {name: defaults[name] for name, value in values.items() if value is None and name in defaults}
+    values |= {name: exact.get(name, {}) for name in ("expected", "metadata")}
     values["verdicts"] = [Verdict(**verdict) for verdict in exact.get("verdicts", ())]
-    values["error"] = exact.get("error")
-    values["inputs"], values["prediction"] = _object(root.inputs) or {}, _object(root.outputs)
-    for name in ("expected", "metadata"):
-        values.setdefault(name, {})
+    values |= {"error": exact.get("error"), "inputs": _object(root.inputs) or {}, "prediction": _object(root.outputs)}
     calls = {span.own[names.TURN]: span for span in trace.spans if isinstance(span.does, LMCall) and span.own}
     tools = [span for span in trace.spans if isinstance(span.does, ToolUse)]
     return replace(
@@ -216,7 +206,8 @@ def _inherit(spans: Sequence[Span]) -> None:
 
 def _own(run_id: str, trace: Trace, root: Span) -> Imported:
     """A rollout that assay exported, as it was."""
-    if is_newer(root):
+    version = root.own[names.VERSION_KEY]
+    if not isinstance(version, int) or version > names.VERSION:
         reason = "a newer version of assay exported it: update assay"
         return Skipped(where=trace.where, reason=reason, trace=trace.id)
     try:
@@ -264,14 +255,10 @@ def _calls(trace: Trace) -> tuple[list[tuple[Span, LMCall]], list[Skipped]]:
         else:
             dropped[outer_id] = inner[0]
     selected = [calls[span_id] for span_id in calls if span_id not in dropped]
-    skipped = [
-        Skipped(
-            where=calls[span_id][0].where,
-            reason=f"the span {calls[span_id][0].name!r} is the same LM call as the span {other!r}",
-            trace=trace.id,
-        )
-        for span_id, other in dropped.items()
-    ]
+    skipped = []
+    for span_id, other in dropped.items():
+        reason = f"the span {calls[span_id][0].name!r} is the same LM call as the span {other!r}"
+        skipped.append(Skipped(where=calls[span_id][0].where, reason=reason, trace=trace.id))
     return sorted(selected, key=lambda pair: _order(pair[0])), skipped
 
 
@@ -296,16 +283,16 @@ def _transition(t: int, span: Span, call: LMCall) -> Transition:
     counts = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens}
     usage = {name: count for name, count in counts.items() if count is not None}
     body = {"id": call.response_id, "model": call.answered_by or model, "choices": call.choices, "usage": usage}
-    answered = call.choices or call.response_id or usage
+    answered = {key: value for key, value in body.items() if value or key == "choices"}
+    if not (call.choices or call.response_id or usage):
+        answered = {}
     gap = _gap(span)
     duration_ms = (span.end - span.start) * 1000 if span.start is not None and span.end is not None else 0.0
     return Transition(
         t=t,
         model=model,
         request={"dialect": "chat", "body": {**({"model": model} if model else {}), **call.body}, "span": span.id},
-        response={"body": {key: value for key, value in body.items() if value or key == "choices"}}
-        if answered
-        else None,
+        response={"body": answered} if answered else None,
         output=_output_text(call.choices),
         error=span.error or gap or None,
         failure=FailureKind.RECORD if gap else None if span.error is None else FailureKind.MODEL,
@@ -362,16 +349,13 @@ def _place_tools(rollout: Rollout, spans: Sequence[Span], calls: Sequence[Span])
     for span, does in used:
         before = [at for at, call in enumerate(calls) if _order(call) <= _order(span)]
         asking = [at for at, known in enumerate(requested) if does.call_id and does.call_id in known]
-        at_call = next(
-            (at for at in reversed(asking) if at in before), asking[0] if asking else before[-1] if before else None
-        )
-        request = requested[at_call].get(does.call_id, {}) if at_call is not None else {}
-        result = (
-            does.result if does.result is not None or not request or at_call is None else answers(does.call_id, at_call)
-        )
+        at_call = next((at for at in reversed(asking) if at in before), next(iter(asking[:1] or before[-1:]), None))
+        request, result, tools = dict[str, Any](), does.result, rollout.early_tools
+        if at_call is not None:
+            request, tools = requested[at_call].get(does.call_id, {}), rollout.transitions[at_call].tools
+            result = answers(does.call_id, at_call) if result is None and request else result
         arguments = does.arguments if does.arguments not in (None, "") else request.get("arguments")
-        tool = _record(does.name or request.get("name", ""), arguments, result, span.error)
-        (rollout.early_tools if at_call is None else rollout.transitions[at_call].tools).append(tool)
+        tools.append(_record(does.name or request.get("name", ""), arguments, result, span.error))
 
 
 def _tool_calls(transition: Transition) -> list[dict[str, Any]]:
@@ -406,42 +390,28 @@ def _scores(rollout: Rollout, trace: Trace, selected: str | None) -> Iterator[Sk
     for mark in trace.marks:
         grade, problem = _grade(mark.value)
         if problem:
-            yield Skipped(
-                where=mark.where or trace.where,
-                reason=f"the score {mark.name!r} is {mark.value!r:.200}: {problem}",
-                trace=trace.id,
-            )
-        reason = (
-            mark.reason
-            if grade is not None
-            else " ".join(filter(None, [f"imported as {mark.value!r:.200}", mark.reason]))
-        )
-        label = mark.label if mark.label is not None or not isinstance(mark.value, str) else mark.value
-        verdict = Verdict(
-            criterion=mark.name, grade=grade, scope="step" if mark.step else "final", reason=reason, label=label
-        )
-        rollout.verdicts.append(verdict)
+            said = f"the score {mark.name!r} is {mark.value!r:.200}: {problem}"
+            yield Skipped(where=mark.where or trace.where, reason=said, trace=trace.id)
+        reason, label = mark.reason, mark.label
+        if grade is None:
+            reason = f"imported as {mark.value!r:.200} {reason}".rstrip()
+        if label is None and isinstance(mark.value, str):
+            label = mark.value
+        scope = "step" if mark.step else "final"
+        rollout.verdicts.append(Verdict(criterion=mark.name, grade=grade, scope=scope, reason=reason, label=label))
         if grade is not None and not mark.step:
             grades[mark.human].setdefault(mark.name, []).append(grade)
     for human, named in grades.items():
-        name = (
-            selected
-            if selected in named
-            else next(iter(named))
-            if len(named) == 1 and (human or selected is None)
-            else None
-        )
+        name = selected if selected in named else None
+        if name is None and len(named) == 1 and (human or selected is None):
+            name = next(iter(named))
         if name is not None and human:
             rollout.human_rating = math.fsum(named[name]) / len(named[name])
         elif name is not None:
             rollout.score, rollout.rubric = named[name][-1], f"imported:{name}"
         elif named and selected is None:
-            kind = "rating" if human else "score"
-            yield Skipped(
-                where=trace.where,
-                reason=f"several {kind}s ({', '.join(named)}) and none selected: stored as verdicts",
-                trace=trace.id,
-            )
+            several = f"several {'rating' if human else 'score'}s ({', '.join(named)})"
+            yield Skipped(where=trace.where, reason=f"{several} and none selected: stored as verdicts", trace=trace.id)
 
 
 def _grade(value: Any) -> tuple[float | None, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.support.values import value_text
+from assay.traces.messages.gemini import field as field_of
 from assay.traces.messages.gemini import plain_types
 
 
@@ -136,6 +137,16 @@ _TOKENS = (
 )
 
 
+def first_of(value: Mapping[str, Any], names: Iterable[str], default: Any = None) -> Any:
+    """The first of these fields that is not null."""
+    return next((value[name] for name in names if value.get(name) is not None), default)
+
+
+def filled(**fields: Any) -> dict[str, Any]:
+    """These fields, without those that are empty."""
+    return {name: value for name, value in fields.items() if value}
+
+
 def parsed(value: Any) -> Any:
     """Parse text that is a JSON object or array; return other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
@@ -202,11 +213,9 @@ def usage_of(*values: Any) -> tuple[int | None, int | None]:
         usage = next((usage for usage in inner if isinstance(usage, dict)), value)
         if not isinstance(usage, dict):
             continue
-        counts = [
-            next((count_of(usage[name]) for name in names if usage.get(name) is not None), None) for names in _TOKENS
-        ]
-        if counts != [None, None]:
-            return counts[0], counts[1]
+        prompt, completion = (count_of(first_of(usage, names)) for names in _TOKENS)
+        if prompt is not None or completion is not None:
+            return prompt, completion
     return None, None
 
 
@@ -238,9 +247,7 @@ def _tool(definition: Any) -> Iterator[dict[str, Any]]:
         yield from _tool(parsed(inner.get("json_schema")) if inner.get("json_schema") else inner)
     elif isinstance(definition.get("function"), dict):
         yield dict(definition)
-    elif isinstance(
-        declared := definition.get("function_declarations", definition.get("functionDeclarations")), list
-    ):  # Gemini
+    elif isinstance(declared := field_of(definition, "functionDeclarations"), list):  # Gemini
         for declaration in declared:
             yield from _tool(declaration)
     elif isinstance(definition.get("toolSpec"), dict):  # Bedrock
@@ -249,9 +256,5 @@ def _tool(definition: Any) -> Iterator[dict[str, Any]]:
         schema = next((parsed(definition[key]) for key in _SCHEMAS if definition.get(key)), None)
         if isinstance(schema, dict) and isinstance(schema.get("json"), dict):
             schema = schema["json"]
-        schema = plain_types(schema)
-        described = {"description": definition["description"]} if definition.get("description") else {}
-        yield {
-            "type": "function",
-            "function": {"name": definition["name"], **described, **({"parameters": schema} if schema else {})},
-        }
+        described = filled(description=definition.get("description"), parameters=plain_types(schema))
+        yield {"type": "function", "function": {"name": definition["name"], **described}}

@@ -7,7 +7,7 @@ call models.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.traces.messages import gemini
@@ -15,13 +15,16 @@ from assay.traces.messages.parts import (
     MAPPING,
     Answer,
     Message,
+    arguments_text,
     chat_call,
+    chat_tool,
     content_of,
     count_of,
     each,
     hashed,
     linked_calls,
     part_texts,
+    tool_message,
 )
 
 __all__ = [
@@ -50,15 +53,7 @@ def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
     Args:
         dialect: Dialect of the request; None for DSPy's canonical form.
     """
-    readers = {
-        "chat": _chat_answer,
-        "completions": _chat_answer,
-        "responses": _responses_answer,
-        "messages": _anthropic_answer,
-        "gemini": gemini.answer_of,
-    }
-    reader = readers.get(str(dialect), canonical_answer)
-    return reader(body)
+    return _ANSWERS.get(str(dialect), canonical_answer)(body)
 
 
 def _chat_answer(body: Mapping[str, Any]) -> Answer:
@@ -66,23 +61,15 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     choice = next(each(body.get("choices")), {})
     answer.finish = choice.get("finish_reason")
     _chat_message(answer, choice.get("message") or {"content": choice.get("text")})
-    usage = body.get("usage") or {}
-    answer.prompt_tokens, answer.completion_tokens = (
-        count_of(usage.get("prompt_tokens")),
-        count_of(usage.get("completion_tokens")),
-    )
-    answer.thinking_tokens = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
-    logprobs = choice.get("logprobs") or {}
+    usage, logprobs = body.get("usage") or {}, choice.get("logprobs") or {}
+    thinking = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    answer.count(usage.get("prompt_tokens"), usage.get("completion_tokens"), thinking)
     plain = logprobs.get("token_logprobs")
     # text completions have a plain list
     if isinstance(plain, list) and plain and all(isinstance(logprob, int | float) for logprob in plain):
         answer.logprobs = tuple(map(float, plain))
-    count = (
-        count_of((body.get("timings") or {}).get("predicted_n"))
-        if answer.completion_tokens is None
-        else answer.completion_tokens
-    )
-    _read_tokens(answer, logprobs, count)
+    count = answer.completion_tokens
+    _read_tokens(answer, logprobs, count_of((body.get("timings") or {}).get("predicted_n")) if count is None else count)
     return answer
 
 
@@ -113,9 +100,7 @@ def _chat_message(answer: Answer, message: Mapping[str, Any]) -> None:
     legacy = [{"function": message["function_call"]}] if isinstance(message.get("function_call"), Mapping) else []
     for call in (*each(message.get("tool_calls")), *legacy):
         function = definition if isinstance(definition := call.get("function"), Mapping) else {}
-        answer.tools.append(
-            (str(call.get("id") or ""), str(function.get("name") or ""), str(function.get("arguments") or ""))
-        )
+        answer.call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _refusals(content: Any) -> str:
@@ -130,8 +115,8 @@ def _responses_answer(body: Mapping[str, Any]) -> Answer:
             answer.text += part_texts(item.get("content"))
             answer.refusal += _refusals(item.get("content"))
         elif kind in ("function_call", "custom_tool_call"):
-            arguments = item.get("arguments") if kind == "function_call" else item.get("input")
-            answer.tools.append((str(item.get("call_id") or ""), str(item.get("name") or ""), str(arguments or "")))
+            arguments = item.get("arguments" if kind == "function_call" else "input")
+            answer.call(item.get("call_id"), item.get("name"), arguments)
         elif kind == "reasoning":
             answer.reasoning += part_texts(item.get("content") or item.get("summary"))
         elif kind == "image_generation_call" and isinstance(item.get("result"), str):
@@ -139,11 +124,8 @@ def _responses_answer(body: Mapping[str, Any]) -> Answer:
     reason = (body.get("incomplete_details") or {}).get("reason")
     answer.finish = "length" if reason == "max_output_tokens" else reason or ("tool_calls" if answer.tools else "stop")
     usage = body.get("usage") or {}
-    answer.prompt_tokens, answer.completion_tokens = (
-        count_of(usage.get("input_tokens")),
-        count_of(usage.get("output_tokens")),
-    )
-    answer.thinking_tokens = count_of((usage.get("output_tokens_details") or {}).get("reasoning_tokens"))
+    thinking = (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
+    answer.count(usage.get("input_tokens"), usage.get("output_tokens"), thinking)
     _read_tokens(answer, body.get("logprobs"), answer.completion_tokens)
     return answer
 
@@ -156,36 +138,22 @@ def _anthropic_answer(body: Mapping[str, Any]) -> Answer:
         elif part.get("type") == "thinking":
             answer.reasoning += str(part.get("thinking") or "")
         elif part.get("type") == "tool_use":
-            answer.tools.append(
-                (
-                    str(part.get("id") or ""),
-                    str(part.get("name") or ""),
-                    json.dumps(part.get("input") or {}, ensure_ascii=False),
-                )
-            )
-    reason = body.get("stop_reason")
+            answer.call(part.get("id"), part.get("name"), arguments_text(part.get("input")))
+    reason, usage = body.get("stop_reason"), body.get("usage") or {}
     if reason == "refusal" and not answer.text:
         answer.refusal = str((body.get("stop_details") or {}).get("explanation") or "")
-    answer.finish = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}.get(
-        str(reason), reason
-    )
-    usage = body.get("usage") or {}
-    counts = [
-        count_of(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    ]
-    answer.prompt_tokens = sum(count or 0 for count in counts) if counts[0] is not None else None
-    answer.completion_tokens = count_of(usage.get("output_tokens"))
+    answer.finish = _ANTHROPIC_ENDS.get(str(reason), reason)
+    prompt = count_of(usage.get("input_tokens"))
+    cached = [count_of(usage.get(f"cache_{name}_input_tokens")) or 0 for name in ("read", "creation")]
+    answer.count(None if prompt is None else prompt + sum(cached), usage.get("output_tokens"))
     _read_tokens(answer, body.get("logprobs"), answer.completion_tokens)
     return answer
 
 
 def as_text(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Structured data of a canonical message as text; other parts unchanged."""
-    return (
-        {"type": "text", "text": json.dumps(part.get("value"), ensure_ascii=False)}
-        if part.get("type") == "data"
-        else part
-    )
+    is_data = part.get("type") == "data"
+    return {"type": "text", "text": json.dumps(part.get("value"), ensure_ascii=False)} if is_data else part
 
 
 def canonical_answer(body: Mapping[str, Any]) -> Answer:
@@ -203,20 +171,13 @@ def canonical_answer(body: Mapping[str, Any]) -> Answer:
         answer.media = answer.media or exact_answer.media
     answer.finish = {"tool_call": "tool_calls"}.get(str(body.get("finish_reason")), body.get("finish_reason"))
     usage = body.get("usage") or {}
-    answer.prompt_tokens, answer.completion_tokens = (
-        count_of(usage.get("input_tokens")),
-        count_of(usage.get("output_tokens")),
-    )
-    answer.thinking_tokens = count_of(usage.get("reasoning_tokens"))
+    answer.count(*(usage.get(f"{name}_tokens") for name in ("input", "output", "reasoning")))
     return answer
 
 
 def _reply_answer(reply: Mapping[str, Any]) -> Answer:
-    if "candidates" in reply:
-        return gemini.answer_of(reply)
-    return (_chat_answer if "choices" in reply else _responses_answer if "output" in reply else _anthropic_answer)(
-        reply
-    )
+    marks = {"candidates": "gemini", "choices": "chat", "output": "responses"}
+    return answer_of(next((dialect for mark, dialect in marks.items() if mark in reply), "messages"), reply)
 
 
 def _same_json(text: str, other: str) -> bool:
@@ -238,13 +199,22 @@ def _parts_answer(body: Mapping[str, Any]) -> Answer:
             answer.reasoning += str(part.get("text") or "")
         elif kind == "tool_call":
             arguments = part.get("input")
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-            answer.tools.append((str(part.get("id") or ""), str(part.get("name") or ""), text))
+            text = arguments if isinstance(arguments, str) else arguments_text(arguments)
+            answer.call(part.get("id"), part.get("name"), text)
         elif kind in ("image", "audio", "video", "document", "binary"):
             address = next((part[name] for name in ("url", "file_id", "path") if part.get(name)), None)
             answer.media.append(f"{kind}: {address or hashed(str(part.get('data')))}")
     return answer
 
+
+_ANTHROPIC_ENDS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_ANSWERS = {
+    "chat": _chat_answer,
+    "completions": _chat_answer,
+    "responses": _responses_answer,
+    "messages": _anthropic_answer,
+    "gemini": gemini.answer_of,
+}
 
 # -- Dialects.
 
@@ -286,39 +256,23 @@ def dialect_at(path: str, body: Any) -> str | None:
 
 def chat_messages(request: Mapping[str, Any]) -> list[Message]:
     """The request as OpenAI chat messages; empty if it cannot be read as a conversation."""
-    body = request.get("body", request)
-    if not isinstance(body, Mapping):
-        return []
-    readers = {
-        "chat": _from_chat,
-        "completions": _from_completions,
-        "responses": _from_responses,
-        "messages": _from_anthropic,
-        "gemini": gemini.messages_of,
-    }
-    reader = readers.get(str(request.get("dialect")), _from_canonical)
-    return list(reader(body))
+    body, reader = request.get("body", request), _MESSAGES.get(str(request.get("dialect")), _from_canonical)
+    return list(reader(body)) if isinstance(body, Mapping) else []
 
 
 def chat_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tool definitions of a request in OpenAI's chat format."""
-    tools = []
     body = request.get("body", request)
+    if not isinstance(body, Mapping):
+        return []
     if request.get("dialect") == "gemini":
-        return list(gemini.tools_of(body)) if isinstance(body, Mapping) else []
-    for tool in each(body.get("tools")) if isinstance(body, Mapping) else ():
-        definition = tool.get("function", tool)
-        if isinstance(definition, Mapping) and definition.get("name"):
-            schema = (
-                definition.get("parameters") or definition.get("input_schema") or {"type": "object", "properties": {}}
-            )
-            function = {
-                "name": definition["name"],
-                "description": definition.get("description") or "",
-                "parameters": schema,
-            }
-            tools.append({"type": "function", "function": function})
-    return tools
+        return list(gemini.tools_of(body))
+    functions = [tool.get("function", tool) for tool in each(body.get("tools"))]
+    return [
+        chat_tool(function, function.get("parameters") or function.get("input_schema"))
+        for function in functions
+        if isinstance(function, Mapping) and function.get("name")
+    ]
 
 
 def tool_results(messages: Sequence[Message]) -> dict[str, str]:
@@ -334,18 +288,11 @@ def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
     for message in each(body.get("messages")):
         role, content, called = message.get("role"), message.get("content"), message.get("tool_calls")
         result: Message = {"role": "system" if role == "developer" else "user" if role is None else str(role)}
-        for key in ("tool_call_id", "name"):
-            if (value := message.get(key)) is not None:
-                result[key] = value
+        result |= {key: value for key in ("tool_call_id", "name") if (value := message.get(key)) is not None}
         result["content"] = content_of(content) or str(message.get("refusal") or "")
-        functions = (
-            [(c, c["function"]) for c in each(called) if isinstance(c.get("function"), MAPPING)] if called else ()
-        )
-        if calls := [
-            chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or ""))
-            for c, f in functions
-        ]:
-            result["tool_calls"] = calls
+        functions = [(c, c["function"]) for c in each(called) if isinstance(c.get("function"), MAPPING)]
+        if functions:
+            result["tool_calls"] = [chat_call(c.get("id"), f.get("name"), f.get("arguments")) for c, f in functions]
             result["content"] = result["content"] or None
         yield result
 
@@ -371,9 +318,7 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
         if kind == "function_call" or (kind == "message" and role == "assistant"):
             answer = answer or {"role": "assistant", "content": ""}
             if kind == "function_call":
-                call = chat_call(
-                    str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or "")
-                )
+                call = chat_call(item.get("call_id"), item.get("name"), item.get("arguments"))
                 answer.setdefault("tool_calls", []).append(call)
             else:
                 answer["content"] += part_texts(item.get("content"))
@@ -382,11 +327,7 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
             yield _without_empty_content(answer)
             answer = None
         if kind == "function_call_output":
-            yield {
-                "role": "tool",
-                "tool_call_id": str(item.get("call_id") or ""),
-                "content": part_texts(item.get("output")),
-            }
+            yield tool_message(item.get("call_id"), part_texts(item.get("output")))
         elif kind == "message":
             yield {"role": "system" if role == "developer" else role, "content": content_of(item.get("content"))}
     if answer is not None:
@@ -405,25 +346,11 @@ def _from_anthropic(body: Mapping[str, Any]) -> Iterator[Message]:
         parts = list(each(content))
         for part in parts:
             if part.get("type") == "tool_result":
-                yield {
-                    "role": "tool",
-                    "tool_call_id": str(part.get("tool_use_id") or ""),
-                    "content": part_texts(part.get("content")),
-                }
-        calls = [
-            chat_call(
-                str(part.get("id") or ""),
-                str(part.get("name") or ""),
-                json.dumps(part.get("input") or {}, ensure_ascii=False),
-            )
-            for part in parts
-            if part.get("type") == "tool_use"
-        ]
-        text = content_of(
-            content
-            if isinstance(content, str)
-            else [p for p in parts if p.get("type") not in ("tool_use", "tool_result", "thinking")]
-        )
+                yield tool_message(part.get("tool_use_id"), part_texts(part.get("content")))
+        called = [part for part in parts if part.get("type") == "tool_use"]
+        calls = [chat_call(p.get("id"), p.get("name"), arguments_text(p.get("input"))) for p in called]
+        visible = [part for part in parts if part.get("type") not in ("tool_use", "tool_result", "thinking")]
+        text = content_of(content if isinstance(content, str) else visible)
         if calls:
             yield {"role": role, "content": text or None, "tool_calls": calls}
         elif text or not parts:
@@ -440,18 +367,22 @@ def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
             yield {"role": role, "content": content_of(message.get("content") or message.get("text"))}
         elif role == "tool":
             for part in parts:
-                content = part.get("content")
-                yield {
-                    "role": "tool",
-                    "tool_call_id": str(part.get("id") or ""),
-                    "content": part_texts(list(content) if content else ""),
-                }
+                yield tool_message(part.get("id"), part_texts(list(part.get("content") or ())))
         elif all(part.get("type") == "text" and "text" in part for part in parts):  # the common case
             yield {"role": role, "content": part_texts(parts)}
         else:
             answer = canonical_answer({"message": message})
             text = content_of([as_text(part) for part in parts if part.get("type") not in ("tool_call", "thinking")])
             yield {**answer.message, "role": role, "content": text or None if answer.tools else text}
+
+
+_MESSAGES: dict[str, Callable[[Mapping[str, Any]], Iterable[Message]]] = {
+    "chat": _from_chat,
+    "completions": _from_completions,
+    "responses": _from_responses,
+    "messages": _from_anthropic,
+    "gemini": gemini.messages_of,
+}
 
 
 def answer_to(request: Mapping[str, Any], body: Mapping[str, Any]) -> Answer:
@@ -471,14 +402,10 @@ def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
     """The error in a reply with status 200: its `error`, or why it has no answer; None if it has an answer."""
     if error := error_of(body):
         return error
+    if dialect == "responses" and body.get("status") in ("failed", "cancelled"):
+        return f"the response was {body['status']}"
     if dialect == "responses":
-        return (
-            f"the response was {body['status']}"
-            if body.get("status") in ("failed", "cancelled")
-            else None
-            if isinstance(body.get("output"), list)
-            else "no output"
-        )
+        return None if isinstance(body.get("output"), list) else "no output"
     if dialect == "messages":
         return None if isinstance(body.get("content"), list) else "no content"
     if dialect == "gemini":
@@ -496,20 +423,16 @@ def error_of(body: Mapping[str, Any]) -> Any:
     It is nested (OpenAI chat, Anthropic), in the response (OpenAI Responses), in a choice (OpenRouter), or flat (OpenAI
     Responses, vLLM, SGLang, FastAPI).
     """
-    response, choice = body.get("response"), next(each(body.get("choices")), {})
-    nested = (
-        body.get("error") or (response.get("error") if isinstance(response, Mapping) else None) or choice.get("error")
-    )
-    if nested:
-        return nested
+    choice = next(each(body.get("choices")), {})
+    for part in (body, body.get("response"), choice):
+        if isinstance(part, Mapping) and (nested := part.get("error")):
+            return nested
     if choice.get("finish_reason") == "error":
         return "it ended with an error"
-    flat = body.get("type") == "error" or body.get("object") == "error" or body.keys() == {"detail"}
-    return (
-        {key: body[key] for key in ("code", "type", "param", "message", "detail") if body.get(key) is not None}
-        if flat
-        else None
-    )
+    if body.get("type") == "error" or body.get("object") == "error" or body.keys() == {"detail"}:
+        names = ("code", "type", "param", "message", "detail")
+        return {name: body[name] for name in names if body.get(name) is not None}
+    return None
 
 
 def is_context_error(error: Any) -> bool:

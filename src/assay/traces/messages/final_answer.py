@@ -25,7 +25,7 @@ from assay.support.sections import (
 from assay.support.values import json_text
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import Answer, Message, answer_of, chat_messages, chat_tools, part_texts
-from assay.traces.messages.parts import object_of
+from assay.traces.messages.parts import each, object_of
 from assay.traces.records import Transition
 
 # -- The prompts of a program's run: which of them continue it. Does not import DSPy.
@@ -74,12 +74,11 @@ def output_values(answer: Answer, outputs: Collection[str] = ()) -> list[tuple[s
     Args:
         outputs: names of the fields, see `asked_outputs`.
     """
-    fields = answer_fields(answer.output, arguments_of(answer), outputs)
-    texts = (
-        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for name, value in fields.items()
-    )
-    return [(name, value.strip()) for name, value in texts if value.strip() not in ("", "{}", "[]", "null")]
+    texts = {
+        name: (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).strip()
+        for name, value in answer_fields(answer.output, arguments_of(answer), outputs).items()
+    }
+    return [(name, text) for name, text in texts.items() if text not in ("", "{}", "[]", "null")]
 
 
 @dataclass(frozen=True)
@@ -146,15 +145,13 @@ class Prompt:
         more = {name: value for name, value in sections.items() if value and before.get(name) != value}
         if not more:
             return 0.0 if not latest and self.signature == first.signature else None
-        if not all(
-            name in before or _MODULE_FIELDS.fullmatch(name) or _in_answers(name, value, answers)
-            for name, value in more.items()
-        ):
-            return None
-        if not any(
-            _in_answers(name, value, answers, within=bool(_MODULE_FIELDS.fullmatch(name)))
-            for name, value in more.items()
-        ):
+        continues = False
+        for name, value in more.items():
+            of_module = _MODULE_FIELDS.fullmatch(name) is not None
+            if not (name in before or of_module or _in_answers(name, value, answers)):
+                return None
+            continues = continues or _in_answers(name, value, answers, within=of_module)
+        if not continues:
             return None
         texts = "\n".join(more.values())
         return sum(value in texts for _, value in latest) / len(latest) if latest else 0.0
@@ -183,24 +180,12 @@ def output_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if request.get("dialect") == "gemini":
         return gemini.output_schema(config)
-    nested = [
-        json_schema.get("format")
-        for name in ("text", "output_config")
-        if isinstance(json_schema := config.get(name), Mapping)
-    ]  # Responses, Anthropic
-    output_format = next(
-        (
-            candidate
-            for candidate in (config.get("response_format"), config.get("output_format"), *nested)
-            if isinstance(candidate, Mapping)
-        ),
-        None,
-    )
-    if output_format is None:
-        return None
-    json_schema = output_format.get("json_schema")
-    schema = (json_schema.get("schema") if isinstance(json_schema, Mapping) else None) or output_format.get("schema")
-    return schema if isinstance(schema, dict) else None
+    nested = [part.get("format") for name in ("text", "output_config") for part in each([config.get(name)])]
+    for output_format in each([config.get("response_format"), config.get("output_format"), *nested]):
+        inner = output_format.get("json_schema")
+        schema = (inner.get("schema") if isinstance(inner, Mapping) else None) or output_format.get("schema")
+        return schema if isinstance(schema, dict) else None
+    return None
 
 
 def insisted_tool(request: Mapping[str, Any]) -> str | None:
@@ -209,14 +194,11 @@ def insisted_tool(request: Mapping[str, Any]) -> str | None:
     if not isinstance(choice, Mapping):
         return None
     function = choice.get("function", choice)
+    names = [function.get("name")] if isinstance(function, Mapping) else []
     allowed = choice.get("allowed")  # DSPy's canonical form, and Gemini's
-    only_allowed = (
-        allowed[0]
-        if isinstance(allowed, list | tuple) and len(allowed) == 1 and choice.get("mode") == "required"
-        else None
-    )
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return next((candidate for candidate in (name, only_allowed) if isinstance(candidate, str) and candidate), None)
+    if isinstance(allowed, list | tuple) and len(allowed) == 1 and choice.get("mode") == "required":
+        names.append(allowed[0])
+    return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def must_call(request: Mapping[str, Any]) -> bool:
@@ -232,9 +214,7 @@ def _tool_choice(request: Mapping[str, Any]) -> Any:
     if request.get("dialect") == "gemini":
         return gemini.tool_choice(body) if isinstance(body, Mapping) else None
     choice = body.get("tool_choice") if isinstance(body, Mapping) else None
-    inner = (
-        choice.get("allowed_tools") if isinstance(choice, Mapping) else None
-    )  # OpenAI's chat form of a restricted choice
+    inner = choice.get("allowed_tools") if isinstance(choice, Mapping) else None  # OpenAI's form of a restricted one
     return inner if isinstance(inner, Mapping) else choice
 
 
@@ -322,22 +302,18 @@ def answered_with(request: Mapping[str, Any], answer: Answer, called: Collection
         answer: Its answer.
         called: Names of the tools that earlier calls of the run requested.
     """
-    required_tool, offered_tools = (
-        insisted_tool(request),
-        [str(tool["function"]["name"]) for tool in chat_tools(request)],
-    )
-    final = [call for call in answer.tools if call[1] == required_tool] or [
-        call for call in answer.tools if ends_run(call[1])
-    ]
-    only_tools = must_call(request) or any(map(ends_run, offered_tools))  # text next to tool calls is then reasoning
-    if not final and len(answer.tools) == 1 and must_call(request) and not any(map(ends_run, offered_tools)):
-        final = [call for call in answer.tools if call[1] not in called]
+    required, calls = insisted_tool(request), answer.tools
+    must, offers_end = must_call(request), any(ends_run(str(t["function"]["name"])) for t in chat_tools(request))
+    final = [call for call in calls if call[1] == required] or [call for call in calls if ends_run(call[1])]
+    if not final and len(calls) == 1 and must and not offers_end:
+        final = [call for call in calls if call[1] not in called]
     if final:
         submitted = final[0][1] == SUBMIT and asked_outputs(chat_messages(request))
         return Ending(answer_fields("", arguments_of(answer)) if submitted else argument_value(final[0][2]))
-    if not answer.tools:
+    if not calls:
         return _by_code(request, answer.output) or Ending(answered_fields(request, answer) or answer.output)
-    return Ending(answer.output if answer.output and not only_tools else None)
+    reasoning = must or offers_end  # then text next to tool calls is no answer
+    return Ending(answer.output if answer.output and not reasoning else None)
 
 
 def _by_code(request: Mapping[str, Any], text: str) -> Ending | None:

@@ -13,13 +13,16 @@ from urllib.parse import quote, unquote
 from assay.traces.messages.parts import (
     Answer,
     Message,
+    arguments_text,
     chat_call,
+    chat_tool,
     content_of,
     count_of,
     each,
     hashed,
     linked,
     part_texts,
+    tool_message,
 )
 
 PATH = "/v1beta/models/MODEL:generateContent"
@@ -98,20 +101,14 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
 
 def _messages(body: Mapping[str, Any]) -> Iterator[Message]:
     if (system := field(body, "systemInstruction")) is not None:
-        yield {
-            "role": "system",
-            "content": part_texts(list(listed(system.get("parts"))) if isinstance(system, Mapping) else system),
-        }
+        text = part_texts(list(listed(system.get("parts"))) if isinstance(system, Mapping) else system)
+        yield {"role": "system", "content": text}
     for content in listed(body.get("contents")):
         role, parts = "assistant" if content.get("role") == "model" else "user", list(listed(content.get("parts")))
         for part in parts:
             if isinstance(response := field(part, "functionResponse"), Mapping):
-                yield {
-                    "role": "tool",
-                    "tool_call_id": str(response.get("id") or ""),
-                    "name": response.get("name"),
-                    "content": _result(response.get("response")),
-                }
+                result = tool_message(response.get("id"), _result(response.get("response")))
+                yield {**result, "name": response.get("name")}
         calls = [chat_call(*_call(part)) for part in parts if field(part, "functionCall") is not None]
         visible = [_chat_part(part) for part in parts if not part.get("thought") and _is_content(part)]
         text = content_of(visible)
@@ -125,14 +122,10 @@ def _is_content(part: Mapping[str, Any]) -> bool:
     return all(field(part, name) is None for name in ("functionCall", "functionResponse", *_CODE))
 
 
-def _call(part: Mapping[str, Any]) -> tuple[str, str, str]:
+def _call(part: Mapping[str, Any]) -> tuple[Any, Any, str]:
     call = field(part, "functionCall")
     call = call if isinstance(call, Mapping) else {}
-    return (
-        str(call.get("id") or ""),
-        str(call.get("name") or ""),
-        json.dumps(call.get("args") or {}, ensure_ascii=False),
-    )
+    return call.get("id"), call.get("name"), arguments_text(call.get("args"))
 
 
 def _result(response: Any) -> str:
@@ -160,18 +153,9 @@ def tools_of(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Function definitions in OpenAI's chat format. Google's built-in tools, such as search, are not included."""
     for tool in listed(body.get("tools")):
         for declaration in listed(field(tool, "functionDeclarations")):
-            schema = (
-                field(declaration, "parametersJsonSchema")
-                or plain_types(declaration.get("parameters"))
-                or {"type": "object", "properties": {}}
-            )
-            function = {
-                "name": declaration.get("name"),
-                "description": declaration.get("description") or "",
-                "parameters": schema,
-            }
-            if function["name"]:
-                yield {"type": "function", "function": function}
+            schema = field(declaration, "parametersJsonSchema") or plain_types(declaration.get("parameters"))
+            if declaration.get("name"):
+                yield chat_tool(declaration, schema)
 
 
 def plain_types(schema: Any) -> Any:
@@ -214,19 +198,13 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
         _read_part(answer, part)
     prompt, reason = field(body, "promptFeedback"), field(candidate, "finishReason")
     blocked = reason in _BLOCKED
-    why = (
-        (field(candidate, "finishMessage") or reason)
-        if blocked
-        else field(prompt, "blockReasonMessage") or field(prompt, "blockReason")
-    )
+    why = field(candidate, "finishMessage") or reason
+    if not blocked:
+        why = field(prompt, "blockReasonMessage") or field(prompt, "blockReason")
     if why and not (answer.text or answer.tools or answer.media):
         answer.refusal = str(why)
-    if blocked or (not candidate and why):
-        answer.finish = "content_filter"
-    else:
-        answer.finish = {"STOP": "tool_calls" if answer.tools else "stop", "MAX_TOKENS": "length"}.get(
-            str(reason), reason
-        )
+    ends = {"STOP": "tool_calls" if answer.tools else "stop", "MAX_TOKENS": "length"}
+    answer.finish = "content_filter" if blocked or (not candidate and why) else ends.get(str(reason), reason)
     _read_counts(answer, body, candidate)
     return answer
 
@@ -234,7 +212,7 @@ def answer_of(body: Mapping[str, Any]) -> Answer:
 def _read_part(answer: Answer, part: Mapping[str, Any]) -> None:
     text = part.get("text")
     if field(part, "functionCall") is not None:
-        answer.tools.append(_call(part))
+        answer.call(*_call(part))
     elif isinstance(text, str) and part.get("thought"):
         answer.reasoning += text
     elif isinstance(text, str):
@@ -259,14 +237,8 @@ def continue_call(call: dict[str, Any], part_of_call: Mapping[str, Any]) -> None
             int(number) if number else name or quoted
             for quoted, number, name in _STEP.findall(str(field(part, "jsonPath")).removeprefix("$"))
         ]
-        value = next(
-            (
-                field(part, name)
-                for name in ("stringValue", "numberValue", "boolValue")
-                if field(part, name) is not None
-            ),
-            None,
-        )
+        values = (field(part, name) for name in ("stringValue", "numberValue", "boolValue"))
+        value = next((value for value in values if value is not None), None)
         if steps:
             _set_at(call.setdefault("args", {}), steps, value)
     call.pop("willContinue", None)
@@ -303,9 +275,8 @@ def _read_counts(answer: Answer, body: Mapping[str, Any], candidate: Mapping[str
     usage = field(body, "usageMetadata")
     names = ("promptTokenCount", "toolUsePromptTokenCount", "candidatesTokenCount", "thoughtsTokenCount")
     prompt, read, answered, thought = (count_of(field(usage, name)) for name in names)
-    answer.prompt_tokens = None if prompt is None else prompt + (read or 0)
-    answer.completion_tokens = None if answered is None and thought is None else (answered or 0) + (thought or 0)
-    answer.thinking_tokens = thought
+    written = None if answered is None and thought is None else (answered or 0) + (thought or 0)
+    answer.count(None if prompt is None else prompt + (read or 0), written, thought)
     tokens = list(each(field(field(candidate, "logprobsResult"), "chosenCandidates")))
     logprobs = [field(token, "logProbability") for token in tokens]
     if tokens and all(isinstance(logprob, int | float) for logprob in logprobs):
@@ -317,7 +288,5 @@ def _read_counts(answer: Answer, body: Mapping[str, Any], candidate: Mapping[str
 
 def error_in(body: Mapping[str, Any]) -> str | None:
     """Why a reply has no answer; None if it has one or the reason why the prompt was blocked."""
-    answers = next(each(body.get("candidates")), None) is not None or field(
-        field(body, "promptFeedback"), "blockReason"
-    )
-    return None if answers else "no candidate"
+    blocked = field(field(body, "promptFeedback"), "blockReason")
+    return None if blocked or next(each(body.get("candidates")), None) is not None else "no candidate"

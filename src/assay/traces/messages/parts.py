@@ -49,6 +49,15 @@ class Answer:
         if isinstance(url, str) and url:
             self.media.append("image: " + (hashed(url) if url.startswith("data:") else url))
 
+    def call(self, call_id: Any, name: Any, arguments: Any) -> None:
+        """Adds a tool call."""
+        self.tools.append((str(call_id or ""), str(name or ""), str(arguments or "")))
+
+    def count(self, prompt: Any, completion: Any, thinking: Any = None) -> None:
+        """Sets the token counts; None where a value is not a number."""
+        self.prompt_tokens, self.completion_tokens = count_of(prompt), count_of(completion)
+        self.thinking_tokens = count_of(thinking)
+
     @property
     def message(self) -> Message:
         """The answer as an assistant's chat message. A refusal is part of the content, because chat templates have no
@@ -68,8 +77,27 @@ def hashed(data: str) -> str:
     return f"sha256:{hashlib.sha256(data.encode()).hexdigest()}"
 
 
-def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def chat_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """A tool call in OpenAI's chat format."""
+    function = {"name": str(name or ""), "arguments": str(arguments or "")}
+    return {"id": str(call_id or ""), "type": "function", "function": function}
+
+
+def chat_tool(function: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """The definition of a tool in OpenAI's chat format."""
+    parameters = schema or {"type": "object", "properties": {}}
+    described = {"name": function["name"], "description": function.get("description") or "", "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def tool_message(call_id: Any, content: Any) -> Message:
+    """The result of a tool call as a chat message."""
+    return {"role": "tool", "tool_call_id": str(call_id or ""), "content": content}
+
+
+def arguments_text(arguments: Any) -> str:
+    """Arguments of a tool call as JSON text."""
+    return json.dumps(arguments or {}, ensure_ascii=False)
 
 
 def _read_object(arguments: str) -> dict[str, Any] | None:
@@ -98,11 +126,8 @@ def part_texts(content: Any) -> str:
         return content
     if not isinstance(content, list):
         return "" if content is None else json_text(content)
-    return "".join(
-        part if isinstance(part, str) else str(part.get("text") or "")
-        for part in content
-        if isinstance(part, str | Mapping)
-    )
+    parts = (part for part in content if isinstance(part, str | Mapping))
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in parts)
 
 
 def content_of(content: Any) -> Any:
@@ -174,13 +199,10 @@ def linked_choices(messages: Sequence[Message], choices: list[dict[str, Any]]) -
 def linked_calls(
     messages: Sequence[Message], calls: Sequence[tuple[str, str, str]], prefix: str
 ) -> list[tuple[str, str, str]]:
-    """Tool calls of an answer as `(id, name, arguments)`; those without an id get the one that the next request
-    uses.
-    """
+    """Tool calls of an answer as `(id, name, arguments)`; those without an id get that of the next request."""
     before = _calls(messages)
-    return [
-        (call_id or f"{prefix}{before + at}", name, arguments) for at, (call_id, name, arguments) in enumerate(calls)
-    ]
+    numbered = enumerate(calls, before)
+    return [(call_id or f"{prefix}{number}", name, arguments) for number, (call_id, name, arguments) in numbered]
 
 
 def _calls(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -14,9 +14,8 @@ import os
 import random
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -180,13 +179,11 @@ def send(
             pause = error.after_s
             if pause is None:
                 pause = min(_LONGEST_S, first_s * 2**number) * random.uniform(0.5, 1.0)
-            if (wait or _sleep)(min(_LONGEST_S, pause)):
+            pause = min(_LONGEST_S, pause)
+            if wait is None:
+                time.sleep(pause)
+            elif wait(pause):
                 raise
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 def post(endpoint: Endpoint, address: str, body: bytes) -> None:
@@ -422,50 +419,37 @@ def export_traces(
         ConfigError: the file exists or cannot be written, or see `Endpoint.of`.
         NotSent: see `send`.
     """
-    if file is not None:
-        _check_new(file)
-    target = Endpoint.of(endpoint) if file is None else None
-    selected = _Selected(store, ids, Leaving(store, tenants=tenants, content=content))
-    counts = [0, 0]
-    if file is not None:
+    leaving, counts, people = Leaving(store, tenants=tenants, content=content), Counter[str](), set[str]()
+
+    def permitted() -> Iterator[Rollout]:
+        for rollout in map(store.rollout, ids):
+            if leaving.permits(rollout):
+                yield rollout
+            else:
+                counts["withheld"] += 1
+
+    def requests() -> Iterator[dict[str, Any]]:
+        rollouts = permitted()
+        while batch := list(islice(rollouts, _BATCH)):
+            people.update(subject_digest(rollout.data_subject) for rollout in batch if rollout.data_subject)
+            yield trace_request(batch, content=content)
+            counts.update(rollouts=len(batch), transitions=sum(len(rollout.transitions) for rollout in batch))
+
+    if file is None:
+        target = Endpoint.of(endpoint)
+        for request in requests():
+            send(target, request)
+    else:
+        check_writable(file, "file")
+        if file.exists():
+            raise ConfigError(f"{file} already exists and is not overwritten: name another file, or remove it")
         store.put_searched(file)  # first, so that erasure finds it after a kill too
-    with ExitStack() as files:
-        stream = None if file is None else files.enter_context(files.enter_context(writing(file)).open("wb"))
-        while batch := list(islice(selected, _BATCH)):
-            request = trace_request(batch, content=content)
-            if target is not None:
-                send(target, request)
-            elif stream is not None and file is not None:
+        with writing(file) as place, place.open("wb") as stream:
+            for request in requests():
                 _write(stream, request, is_protobuf=file.suffix == ".pb")
-            counts = [counts[0] + len(batch), counts[1] + sum(len(rollout.transitions) for rollout in batch)]
-    if file is not None:
-        store.put_artifact(str(file.resolve()), sorted(selected.people))
-    path = str(file) if target is None else target.traces
-    return TracesExportReport(path=path, rollouts=counts[0], transitions=counts[1], withheld=selected.withheld)
-
-
-def _check_new(file: Path) -> None:
-    check_writable(file, "file")
-    if file.exists():
-        raise ConfigError(f"{file} already exists and is not overwritten: name another file, or remove it")
-
-
-class _Selected(Iterator[Rollout]):
-    """The rollouts that may leave, each read when it is its turn."""
-
-    def __init__(self, store: Store, ids: Iterable[str], leaving: Leaving) -> None:
-        self.withheld, self.people = 0, set[str]()
-        self._store, self._ids, self._leaving = store, iter(ids), leaving
-
-    def __next__(self) -> Rollout:
-        for name in self._ids:
-            rollout = self._store.rollout(name)
-            if self._leaving.permits(rollout):
-                if rollout.data_subject:
-                    self.people.add(subject_digest(rollout.data_subject))
-                return rollout
-            self.withheld += 1
-        raise StopIteration
+        store.put_artifact(str(file.resolve()), sorted(people))
+    amounts = {name: counts[name] for name in ("rollouts", "transitions", "withheld")}
+    return TracesExportReport(path=str(file) if file is not None else target.traces, **amounts)
 
 
 def _write(stream: BinaryIO, request: dict[str, Any], *, is_protobuf: bool) -> None:

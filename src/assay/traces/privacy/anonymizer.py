@@ -27,21 +27,8 @@ from assay.support.formats import check_format
 from assay.support.places import writing
 from assay.traces.privacy.forms import FINDERS as FORMS
 from assay.traces.privacy.gazetteers import KEY, THINGS
-from assay.traces.privacy.names import TYPES, WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
+from assay.traces.privacy.names import WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
 from assay.traces.privacy.patterns import FINDERS, LABEL, EntityMatch, named_secret, normal, small
-
-__all__ = [
-    "PART_CHARS",
-    "TYPES",
-    "Anonymizer",
-    "EntityMatch",
-    "KnownValue",
-    "key_of",
-    "load_fernet",
-    "restore",
-    "surrogate_of",
-    "write_private",
-]
 
 # -- Key files and other files that only their owner can read.
 
@@ -222,15 +209,10 @@ class Anonymizer:
         if len(text) < 3:
             return text
         if len(text) > 2 * PART_CHARS and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
-            mentions = self._mentions(text, parts) if names else {}
-            result = "".join(
-                [
-                    self._text(
-                        part, (*known, *(value for word, value in mentions.items() if word in part)), names=names
-                    )
-                    for part in parts
-                ]
-            )
+            mentions, result = self._mentions(text, parts) if names else {}, ""
+            for part in parts:
+                mentioned = (value for word, value in mentions.items() if word in part)
+                result += self._text(part, (*known, *mentioned), names=names)
             return text if result == text else result
         with self._lock:
             entry = self._cache.get((text, known, names))

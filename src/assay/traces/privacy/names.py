@@ -55,26 +55,16 @@ def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern
             continue
         types[" ".join(words)] = entity.type
         if entity.type == "person" and len(words) > 1:
-            forms = [f"{' '.join(words[at:])}, {' '.join(words[:at])}" for at in range(1, len(words))] + [
-                f"{words[0][0]}. {words[-1]}"
-            ]
-            types |= {form: "person" for form in forms if form not in types}
-            parts |= {
-                stripped
-                for word in words
-                if sum(map(str.isalpha, stripped := word.strip(".,'’"))) >= 3 and stripped not in COMMON_NAMES
-            }
+            inverted = [f"{' '.join(words[at:])}, {' '.join(words[:at])}" for at in range(1, len(words))]
+            types = {**dict.fromkeys((*inverted, f"{words[0][0]}. {words[-1]}"), "person"), **types}
+            stripped = {word.strip(".,'’") for word in words} - COMMON_NAMES
+            parts |= {word for word in stripped if sum(map(str.isalpha, word)) >= 3}
     if not types:
         return (), None, {}
-    values_pattern, parts_pattern = (
-        "|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts)
-    )
-    either = values_pattern + (
-        rf"|(?:{parts_pattern})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da"
-        rf"|la){BLANK}+){{0,2}}(?:{parts_pattern})(?!\w))*"
-        if parts
-        else ""
-    )
+    either, part = ("|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts))
+    if parts:
+        particles = rf"(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}"
+        either += rf"|(?:{part})(?:{BLANK}+{particles}(?:{part})(?!\w))*"
     pattern = re.compile(rf"(?:(?<!\w)|(?<=\\[nrt]))(?:{either})(?!\w)", re.IGNORECASE)
     ascii_words = {max(re.findall(r"[\x21-\x7e]+", value) or [""], key=len) for value in {*types, *parts}}
     return tuple(ascii_words), pattern, types
@@ -179,10 +169,8 @@ def _presidio(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None, s
     """Presidio's name detector or None, and its name. Uses an installed spaCy model; does not download one."""
     try:
         spacy, presidio = import_module("spacy"), import_module("presidio_analyzer")
-        engines, recognizers = (
-            import_module("presidio_analyzer.nlp_engine"),
-            import_module("presidio_analyzer.predefined_recognizers"),
-        )
+        engines = import_module("presidio_analyzer.nlp_engine")
+        recognizers = import_module("presidio_analyzer.predefined_recognizers")
     except ImportError as error:
         if engine == "presidio":
             raise MissingExtra("presidio-analyzer", "privacy") from error

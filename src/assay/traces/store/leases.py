@@ -55,17 +55,21 @@ def seconds(connection: sa.Connection, local: Callable[[], float] | None = None)
     return (local or time.time)()
 
 
-def _held(now: float) -> sa.ColumnElement[bool]:
-    """Whether a lease has not ended. One that ends later than its length from now is of a clock that was set back, or
-    of before the machine's start."""
-    return sa.and_(leases.c.until > now, leases.c.until <= now + leases.c.length_s)
+def _holder(connection: sa.Connection, name: str) -> tuple[str | None, float]:
+    """Who holds a lease, None if nobody does, and the time. A lease that ends later than its length from now is of a
+    clock that was set back, or of before the machine's start.
+
+    The clock is read after the row: with an earlier time, a lease that was just taken would end too late.
+    """
+    row = connection.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
+    now = seconds(connection, time.monotonic)
+    return (row.holder if row and now < row.until <= now + row.length_s else None), now
 
 
 def holder_of(engine: sa.Engine, name: str) -> str | None:
     """Host and process that hold a lease now; None if none does."""
     with engine.connect() as connection:
-        held = _held(seconds(connection, time.monotonic))
-        return connection.execute(sa.select(leases.c.holder).where(leases.c.name == name, held)).scalar()
+        return _holder(connection, name)[0]
 
 
 def acquire(engine: sa.Engine, name: str, length_s: float) -> "Lease | None":
@@ -76,15 +80,18 @@ def acquire(engine: sa.Engine, name: str, length_s: float) -> "Lease | None":
     Raises:
         StoreError: the store cannot be written.
     """
-    lease = Lease(engine, name, length_s)
+    lease, its_row = Lease(engine, name, length_s), leases.c.name == name
     try:
         with writing(engine, "the lease") as connection:
-            until = seconds(connection, time.monotonic) + length_s
-            values = {"holder": lease.holder, "token": lease.token, "length_s": length_s, "until": until}
-            ended = sa.and_(leases.c.name == name, sa.not_(_held(until - length_s)))
-            if not connection.execute(sa.update(leases).where(ended).values(**values)).rowcount:
-                connection.execute(sa.insert(leases).values(name=name, **values))
-    except sa.exc.IntegrityError:  # it is held
+            # waits for a process that writes the lease, before the row and the clock are read
+            exists = connection.execute(sa.update(leases).where(its_row).values(name=name)).rowcount
+            holder, now = _holder(connection, name)
+            if holder is not None:
+                return None
+            values = {"holder": lease.holder, "token": lease.token, "length_s": length_s, "until": now + length_s}
+            statement = sa.update(leases).where(its_row) if exists else sa.insert(leases)
+            connection.execute(statement.values(name=name, **values))
+    except sa.exc.IntegrityError:  # another process has inserted it
         return None
     return lease
 

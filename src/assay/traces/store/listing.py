@@ -62,13 +62,12 @@ def find_rollouts(
         query = query.where(table.c.source.not_in(NOT_AGENTS))
     if program is not None:
         query = query.where(table.c.program.icontains(program, autoescape=True))
-    for condition, limit_ in (
-        (table.c.started_at.__ge__, since),
-        (table.c.score.__ge__, least),
-        (table.c.score.__le__, most),
-    ):
-        if limit_ is not None:
-            query = query.where(condition(limit_))
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if least is not None:
+        query = query.where(table.c.score >= least)
+    if most is not None:
+        query = query.where(table.c.score <= most)
     with store.engine.connect() as connection:
         for row in connection.execution_options(yield_per=500).execute(query).mappings():
             yield rollout_of(row)
@@ -145,12 +144,9 @@ def find_run(store: Store, id_prefix: str) -> dict[str, Any]:
         StoreError: no run's id begins with `id_prefix`, or several do.
     """
     table = schema.runs
+    query = sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).order_by(table.c.id).limit(2)
     with store.engine.connect() as connection:
-        rows = list(
-            connection.execute(
-                sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).order_by(table.c.id).limit(2)
-            ).mappings()
-        )
+        rows = list(connection.execute(query).mappings())
     exact = [row for row in rows if row["id"] == id_prefix]  # the first, as it is shorter than the others
     if len(exact or rows) != 1:
         raise StoreError(
@@ -171,17 +167,10 @@ def phases_of(store: Store, run_id: str) -> list[dict[str, Any]]:
         .where(rollouts.c.run_id == run_id)
         .group_by(*columns)
     )
+    names = ("phase", "status", "source", "n", "mean_score")
     with store.engine.connect() as connection:
-        return [
-            {
-                "phase": phase,
-                "status": status,
-                "source": source,
-                "n": count,
-                "mean_score": None if mean is None else float(mean),
-            }
-            for phase, status, source, count, mean in connection.execute(counted.order_by(*columns))
-        ]
+        rows = [dict(zip(names, row, strict=True)) for row in connection.execute(counted.order_by(*columns))]
+    return [row | ({} if row["mean_score"] is None else {"mean_score": float(row["mean_score"])}) for row in rows]
 
 
 def show_run(store: Store, id_prefix: str) -> dict[str, Any]:

@@ -248,10 +248,8 @@ def _conditions(filters: RolloutFilters, columns: Columns) -> list[sa.ColumnElem
     if filters.criterion:
         conditions.append(_names(columns.verdicts_json, "criterion", filters.criterion))
     if filters.tool:
-        steps = schema.transitions
-        called = sa.select(steps.c.t).where(
-            steps.c.rollout_id == columns.id, _names(steps.c.tools_json, "name", filters.tool)
-        )
+        calls, names_tool = schema.transitions, _names(schema.transitions.c.tools_json, "name", filters.tool)
+        called = sa.select(calls.c.t).where(calls.c.rollout_id == columns.id, names_tool)
         conditions.append(_names(columns.early_tools_json, "name", filters.tool) | called.exists())
     if filters.since is not None:
         conditions.append(columns.started_at >= filters.since)

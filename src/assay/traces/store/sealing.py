@@ -276,25 +276,12 @@ def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Ope
     """
     table, members = schema.test_openings, sorted(set(tasks))
     digest = hashlib.sha256("".join(members).encode()).hexdigest()[:16]
-    query = sa.select(
-        table.c.job,
-        table.c.times,
-        table.c.members_json,
-        sa.or_(table.c.tasks == digest, table.c.data == data).label("same"),
-    )
+    same = sa.or_(table.c.tasks == digest, table.c.data == data).label("same")
     with store.engine.connect() as connection:
-        rows = connection.execute(query).all()
-    before = {
-        row.job: int(row.times) for row in rows if row.same or not set(members).isdisjoint(json.loads(row.members_json))
-    }
+        rows = connection.execute(sa.select(table.c.job, table.c.times, table.c.members_json, same)).all()
+    known = set(members)
+    before = {row.job: int(row.times) for row in rows if row.same or known & set(json.loads(row.members_json))}
     mine = before.get(job, 0) + 1
-    row = {
-        "job": job,
-        "data": data,
-        "tasks": digest,
-        "n": len(members),
-        "members_json": json.dumps(members),
-        "times": mine,
-    }
-    store.put_opening({**row, "at": time.time()})
+    row = {"job": job, "data": data, "tasks": digest, "n": len(members), "members_json": json.dumps(members)}
+    store.put_opening({**row, "times": mine, "at": time.time()})
     return Openings(job=mine, store=sum(before.values()) + 1)

@@ -145,14 +145,11 @@ class StoreReads:
             rows = connection.execute(query).all()
         return {
             phase or "search": Usage(
-                calls=int(calls),
-                prompt_tokens=int(prompt),
-                completion_tokens=int(completion),
-                cost_usd=float(cost),
-                unpriced=int(unpriced_calls),
+                calls=int(calls), prompt_tokens=int(prompt), completion_tokens=int(completion), cost_usd=float(cost),
+                unpriced=int(unpriced),
             )
-            for phase, calls, prompt, completion, cost, unpriced_calls in rows
-        }
+            for phase, calls, prompt, completion, cost, unpriced in rows
+        }  # fmt: skip
 
     def unrecorded(self, run_id: str) -> Unrecorded:
         """LM calls of a run that bypassed the recorder, as written when the run ended."""
@@ -243,33 +240,23 @@ class DirectWrites(StoreReads):
         Raises:
             StoreError: the database refused it.
         """
-        row = {
-            "question": question,
-            "item_id": item_id,
-            "rater": clean(rater)[:_RATER_CHARS],
-            "label": clean(label),
-            "rationale": clean(mask_secrets(rationale)),
-            "shown_json": mask_secrets(as_json(fields)),
-            "rollout_id": rollout_id,
-            "created_at": time.time(),
-        }
-        self._now(schema.labels, row)
+        row = {"question": question, "item_id": item_id, "rater": clean(rater)[:_RATER_CHARS], "label": clean(label)}
+        told = {"rationale": clean(mask_secrets(rationale)), "shown_json": mask_secrets(as_json(fields))}
+        self._now(schema.labels, {**row, **told, "rollout_id": rollout_id, "created_at": time.time()})
 
     def withdraw_label(self, question: str, item_id: str, rater: str) -> bool:
         """Removes one rater's label of one item. Returns whether there was one."""
-        table = schema.labels
-        one = sa.and_(
-            table.c.question == question, table.c.item_id == item_id, table.c.rater == clean(rater)[:_RATER_CHARS]
-        )
-        with self.engine.begin() as connection:
-            return bool(connection.execute(sa.delete(table).where(one)).rowcount)
+        labels = schema.labels.c
+        return bool(self._without_labels(rater, labels.question == question, labels.item_id == item_id))
 
     def forget_rater(self, rater: str) -> int:
         """Removes all labels of a rater. Returns their number."""
-        table = schema.labels
+        return self._without_labels(rater)
+
+    def _without_labels(self, rater: str, *conditions: sa.ColumnElement[bool]) -> int:
+        of_rater = schema.labels.c.rater == clean(rater)[:_RATER_CHARS]
         with self.engine.begin() as connection:
-            result = connection.execute(sa.delete(table).where(table.c.rater == clean(rater)[:_RATER_CHARS]))
-        return int(result.rowcount)
+            return int(connection.execute(sa.delete(schema.labels).where(of_rater, *conditions)).rowcount)
 
     def rate(self, rollout_id: str, rating: float) -> None:
         """Stores a human rating of a rollout, in [0, 1]. A second rating replaces the first.
@@ -425,20 +412,13 @@ class Store(DirectWrites):
         Args:
             index: position of the call among the tool calls of the transition, from 0.
         """
-        self._writer.put(
-            "results",
-            (rollout_id, t, index),
-            {"rollout_id": rollout_id, "t": t, "at": index, "result": clean(result)},
-            size=len(result),
-        )
+        row = {"rollout_id": rollout_id, "t": t, "at": index, "result": clean(result)}
+        self._writer.put("results", (rollout_id, t, index), row, size=len(result))
 
     def put_step_reward(self, rollout_id: str, t: int, criterion: str, value: float) -> None:
         """Adds a step reward to a transition that was put before. A second one of the same criterion replaces it."""
-        self._writer.put(
-            "rewards",
-            (rollout_id, t, criterion),
-            {"rollout_id": rollout_id, "t": t, "criterion": clean(criterion), "value": value},
-        )
+        row = {"rollout_id": rollout_id, "t": t, "criterion": clean(criterion), "value": value}
+        self._writer.put("rewards", (rollout_id, t, criterion), row)
 
     def put_transition(self, rollout_id: str, transition: Transition, *, request_json: str | None = None) -> None:
         """Inserts or replaces one transition.
@@ -474,15 +454,10 @@ class Store(DirectWrites):
         """
         ended = None if status == "running" else time.time()
         reason = None if unrecorded.reason is None else message(unrecorded.reason)
-        row = {
-            "id": run_id,
-            "kind": kind,
-            "config": as_json(fields(config)),
-            "status": status,
-            "unseen": unrecorded.seen,
-        }
+        row = {"id": run_id, "kind": kind, "config": as_json(fields(config)), "status": status}
         times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
-        self._writer.put("runs", run_id, {**row, "unrecorded_reason": reason, **times})
+        missed = {"unseen": unrecorded.seen, "unrecorded_reason": reason}
+        self._writer.put("runs", run_id, {**row, **missed, **times})
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed.
@@ -497,16 +472,11 @@ class Store(DirectWrites):
         if self.full and not self._never_waits:
             timeout_s = min(timeout_s, _FULL_S)  # nobody waits for space
         if not self._writer.flush(timeout_s):
-            where = (
-                f" {self.spill.rows} wait in {self.spill.path} and are written when the store is opened again."
-                if self.spill.rows
-                else ""
-            )
-            cause = f": {self._error}." if self._error else "."
-            raise StoreError(
-                f"the store {url_without_password(self.url)!r} did not take its rows within {timeout_s:g} s"
-                f"{cause}{where}"
-            )
+            text = f"the store {url_without_password(self.url)!r} did not take its rows within {timeout_s:g} s"
+            text += f": {self._error}." if self._error else "."
+            if self.spill.rows:
+                text += f" {self.spill.rows} wait in {self.spill.path} and are written when the store is opened again."
+            raise StoreError(text)
         if self.dropped > self._reported:
             self._reported = self.dropped
             raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")

@@ -1,1 +1,0 @@
-"""Public API for `assay deploy`, one module per command."""

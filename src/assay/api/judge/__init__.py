@@ -1,1 +1,0 @@
-"""`assay judge`: compile a judge against human labels, and use one."""

@@ -1,1 +1,0 @@
-"""Public API for `assay loop`."""

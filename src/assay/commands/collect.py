@@ -1,0 +1,268 @@
+"""`assay collect`: groups of scored rollouts in the store. Exports nothing."""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from assay.commands.evaluate import ScoredOutput, ScoredRuns
+from assay.commands.groups import InStore, Reported, Trusting
+from assay.errors import BudgetExceeded, ConfigError
+from assay.models.roles import is_embedded
+from assay.runs.groups import OneSplit, StagedJob
+from assay.support.options import Flag, Parse, Positive, function_of
+from assay.support.report import Table
+
+if TYPE_CHECKING:
+    from assay.datasets import Task
+    from assay.datasets.schedule import Schedule
+    from assay.evaluation import Progress, RecordedProgram
+    from assay.runs.jobs import Job
+    from assay.runs.planning import Request
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CollectReport(ScoredRuns):
+    """What `collect` returns: one evaluation over all rollouts. `resumed`: how many of them an earlier process made."""
+
+    rollouts: int
+    resumed: int
+    curriculum: Mapping[str, Any] | None  # see `assay.datasets.schedule.Schedule.report`
+
+    def to_dict(self) -> dict[str, Any]:
+        samples = self.evaluation._samples.values()
+        spread = [len({round(s.value, 9) for s in group}) > 1 for group in samples if len(group) > 1]
+        return {
+            "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.resumed,
+            "tasks": len(self.evaluation.results), "groups_with_spread": sum(spread), **super().to_dict(),
+            "curriculum": self.curriculum,
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.reports.markdown import curriculum_lines, models_text
+        from assay.support.numbers import calls_text, figure, price
+
+        data = self.to_dict()
+        rows = [
+            ("run", data["run"]),
+            ("rollouts, from earlier runs", f"{data['rollouts']}, {data['kept_from_before']}"),
+            ("tasks, groups with nonzero variance", f"{data['tasks']}, {data['groups_with_spread']}"),
+            ("mean score", figure(data["result"]["score"])),
+            ("LM calls", calls_text(data["calls"], data["cached"])),
+            ("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}"),
+        ]
+        yield Table(title=f"{self.program}: rollouts collected", rows=rows)
+        if text := models_text(data):
+            yield f"LM calls by model: {text}"
+        yield from curriculum_lines(data["curriculum"])
+        yield from self.limiting_lines(data)
+
+
+def _turns(turns: Sequence[Mapping[str, Any] | str]) -> list[Mapping[str, Any]]:
+    """Mappings of agent parameters to values; of texts `NAME=V,V…` all combinations of the values."""
+    values: dict[str, list[Any]] = {}
+    for text in turns:
+        if not isinstance(text, str):
+            continue
+        name, equals, listed = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"must be NAME=V,V…, not {text!r}")
+        if name in values:
+            raise ValueError(f"gives {name!r} twice")
+        try:
+            values[name] = [json.loads(value) for value in listed.split(",")]
+        except json.JSONDecodeError as error:
+            raise ValueError(f"must be numbers with commas, as in max_steps=2,10, not {error.doc!r}") from None
+    combined = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())] if values else []
+    return [*(turn for turn in turns if not isinstance(turn, str)), *combined]
+
+
+class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
+    """Run PROGRAM (a name or an artifact's folder) n times on each task of a split, score every run, and keep them as
+    groups in the store.
+
+    Rollouts of the same task have separate entries in the response cache, so a seeded run replays. With a curriculum,
+    the train tasks of its stages are collected in turn. The program runs once on the val tasks of a stage; the next
+    stage follows if their mean score is high enough, or if the stage has a limit. These runs are not exported.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+
+    OUTPUT: ClassVar[Any] = ScoredOutput
+    kind: ClassVar[str] = "collect"
+
+    n: Annotated[Positive, Flag(name="-n/--n")] = 8
+    """Number of rollouts of each task."""
+    split: Literal["train", "val"] = "train"
+    """Split of the tasks. Gate and test are not available for training."""
+    over: Annotated[Sequence[Mapping[str, Any] | str], Flag(metavar="NAME=V,V…"), Parse(_turns)] = ()
+    """Values of an agent parameter, taken in turn by the rollouts of a task; repeatable. In Python also a list of
+    mappings, such as [{'temperature': 0.3}, {'temperature': 1.0}]."""
+    temperatures: Annotated[Sequence[float], Flag(metavar="T,T…", commas=True, key=False)] = ()
+    """Temperatures to cycle through over the rollouts of a task."""
+    untruncated: bool = False
+    """Sample from the whole distribution of an embedded model, without top-k and top-p, as a policy gradient on the
+    export needs. By default llama.cpp excludes unlikely tokens, which lets fewer rollouts fail."""
+
+    def check(self) -> None:
+        if self.curriculum is not None and self.split != "train":
+            raise ConfigError(
+                f"{self.split} would have no effect: with a `curriculum`, train tasks are collected, and val tasks "
+                "decide about promotion",
+                field="split",
+            )
+        if self.untruncated and not is_embedded(self.model_name):
+            raise ConfigError(
+                f"would have no effect on {self.model}: its server sets top-k and top-p", field="untruncated",
+                hint="Set them there",
+            )  # fmt: skip
+        if self.temperatures:
+            turns = [{**turn, "temperature": value} for turn in self.turns or [{}] for value in self.temperatures]
+            object.__setattr__(self, "over", turns)
+            object.__setattr__(self, "temperatures", ())
+
+    @property
+    def turns(self) -> list[Mapping[str, Any]]:
+        """Agent parameters of the rollouts of a task, in turn."""
+        return [turn for turn in self.over if not isinstance(turn, str)]
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        return {"top_p": 1.0} if self.untruncated else {}
+
+    def request(self, job: "Job", each: float) -> "Request":
+        """The runs of a collection; with a curriculum those of all its stages."""
+        from assay.evaluation import SilentProgress
+        from assay.runs.curricula import schedule_of
+        from assay.runs.planning import ALL_STAGES, Request
+
+        schedule = schedule_of(job, seed=self.seed, steps=None, progress=SilentProgress())
+        if schedule is None:
+            return Request(runs=self.n * job.splits.sizes()[self.split])
+        runs, step = 0, 0
+        while not schedule.complete:
+            runs += self.n * len(schedule.whole_stage(step)) + len(schedule.val_tasks())
+            step += 1
+            schedule.scored(1.0, step)
+        return Request(runs=runs, notes=[ALL_STAGES])
+
+    def run(self) -> CollectReport:
+        from assay.runs.arguments import named
+        from assay.runs.jobs import open_job
+
+        program, lm, config = named(self)
+        with open_job(
+            config, program=program, rubric=self.rubric, lm=lm, progress=self.reporter, store=self.store,
+            resume=self.resume, need=config.needed,
+        ) as job:  # fmt: skip
+            collection = _Collection(job, config, self.reporter)
+            try:
+                collection.run()
+            except BudgetExceeded as cap:
+                job.status, collection.stopped = "stopped", str(cap)
+            finally:
+                curriculum = collection.keep_curriculum()
+            if collection.schedule is not None:
+                collection.notes += collection.schedule.notes()
+            called = job.models()
+        return CollectReport(
+            program=config.program, evaluation=collection.evaluation, meter=job.session.meter, run_id=job.run_id,
+            rollouts=len(collection.evaluation.runs), resumed=collection.resumed, stopped=collection.stopped,
+            curriculum=curriculum, notes=collection.notes, unrecorded=job.session.recorder.unrecorded,
+            dropped_rows=job.store.not_stored, rows=job.rows, called=called,
+        )  # fmt: skip
+
+
+class _Collection:
+    """The rollouts of a job: of all tasks of a split, or of the stages of a curriculum."""
+
+    def __init__(self, job: "Job", config: Collect, progress: "Progress") -> None:
+        from assay.evaluation import Evaluation
+        from assay.runs.curricula import schedule_of
+
+        self.job, self.config = job, config
+        self.evaluation, self.resumed = Evaluation(), 0
+        self.stopped: str | None = None
+        self.notes = list[str]()
+        self.done = job.runs_before("collect")
+        self.schedule = schedule_of(job, seed=config.seed, steps=None, progress=progress)
+
+    def run(self) -> None:
+        from assay.datasets import SPLITS
+        from assay.runs.preflight import checked
+        from assay.runs.unused import unused_settings
+
+        job, n, split = self.job, self.config.n, self.config.split
+        tasks = getattr(job.splits, split)
+        job.session.register(tasks, split)
+        read = (split,) if self.schedule is None else SPLITS  # a curriculum reads val too
+        self.notes += [*job.warnings, *unused_settings(job, read=read)]
+        if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
+            measured = checked(job, tasks, split=split, recorded=self._sampler(0))
+            self.notes += measured.warnings if measured else ()
+        if self.schedule is None:
+            self._collect(tasks)
+        else:
+            self._collect_stages(self.schedule)
+
+    def _collect(self, tasks: "Sequence[Task]", first: int = 0, title: str = "") -> None:
+        """`n` rollouts of each task, numbered from `first`."""
+        from assay.evaluation import evaluate
+
+        job, n = self.job, self.config.n
+        with job.session.phase("collect"):
+            for sample in range(first, first + n):
+                known = {(task.id, 0): self.done[task.id, sample] for task in tasks if (task.id, sample) in self.done}
+                self.resumed += len(known)
+                name = f"collect{title}: rollout {sample - first + 1} of {n}"
+                evaluate(self._sampler(sample), tasks, job.session, name=name, into=self.evaluation, known=known)
+
+    def _collect_stages(self, schedule: "Schedule") -> None:
+        """The stages in turn, until one is not passed on val; a stage with a limit is left all the same.
+
+        A resumed run draws the same tasks in the same order, and takes what was finished from the store.
+        """
+        from assay.datasets.schedule import promotion_score
+        from assay.evaluation import evaluate
+
+        job, scored, step = self.job, self.job.runs_before("promotion"), 0
+        job.session.register(job.splits.val, "val")
+        times = Counter[str]()  # collections of each task
+        while not schedule.complete:
+            stage, tasks = schedule.stage, schedule.whole_stage(step)
+            rounds = sorted({times[task.id] for task in tasks})
+            for number in rounds:
+                part = [task for task in tasks if times[task.id] == number]
+                self._collect(part, number * self.config.n, f" {stage.name}{', replays' if number else ''}")
+            times.update(task.id for task in tasks)
+            step += 1
+            with job.session.phase("promotion"):
+                name = f"val of stage {stage.name}"
+                result = evaluate(job.recorded, schedule.val_tasks(), job.session, name=name, known=scored)
+            if not schedule.scored(promotion_score(result.scores.values()), step):
+                if stage.max_share is None:
+                    break
+                schedule.leave(step)
+            self.keep_curriculum()
+
+    def keep_curriculum(self) -> Mapping[str, Any] | None:
+        from assay.runs.curricula import keep_schedule
+
+        return None if self.schedule is None else keep_schedule(self.schedule)
+
+    def _sampler(self, sample: int) -> "RecordedProgram":
+        """The program for the `sample`-th rollout of every task, with its parameters from `over`."""
+        from assay.programs.isolation import copied
+
+        recorded, turns = self.job.recorded.another(sample), self.config.turns
+        if turns:
+            recorded.program = copied(recorded.program)
+            recorded.set_parameters(turns[sample % len(turns)])
+        recorded.group = self.job.run_id
+        return recorded
+
+
+collect = function_of(Collect, "collect")
