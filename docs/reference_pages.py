@@ -128,13 +128,10 @@ def _command(command: click.Command, context: click.Context, *, level: int) -> I
 def _option(option: click.Option, context: click.Context) -> str:
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {option.make_metavar(context)}"
-    preset = option.to_info_dict().get("default")
-    default = "required" if option.required else "" if _is_absent(preset) or option.is_flag else f"`{preset}`"
-    return f"| {names}{cell(value)} | {default} | {cell(option.help or '')} |"
-
-
-def _is_absent(value: Any) -> bool:
-    return value is None or value in ((), [], "") or repr(value).startswith("Sentinel")
+    preset, rule = getattr(option, "shown_default", ""), getattr(option, "rule", "")
+    default = "required" if option.required else f"`{preset}`" if preset else ""
+    meaning = getattr(option, "meaning", option.help or "") + (f" ({rule})" if rule else "")
+    return f"| {names}{cell(value)} | {default} | {cell(meaning)} |"
 
 
 # Settings

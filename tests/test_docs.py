@@ -193,7 +193,7 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     assert not re.search(
         r"\| *\|$", pages["reference/rubric-file.md"] + pages["reference/judge-file.md"], re.MULTILINE
     )  # every key is described
-    assert "- `test.gain`" in pages["reference/json-output.md"]
+    assert "- `test`: `baseline`" in pages["reference/json-output.md"]
 
 
 @pytest.mark.slow

@@ -544,10 +544,10 @@ def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path,
     ("function", "keyword", "typed"),
     [
         (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
-        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
+        (assay.evaluate, "metric", "Did you mean 'rubric'"), (assay.compare, "devset", "data={'val'"),
         (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
         (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
-        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
+        (assay.compile, "metric", "Did you mean 'rubric'"), (assay.compile, "student", "Did you mean 'program'"),
         (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
     ],
 )  # fmt: skip

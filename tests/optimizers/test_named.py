@@ -157,7 +157,7 @@ def test_valid_optimizer_settings_are_accepted() -> None:
         ("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True}),
         ("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}}),
     ):
-        assert CompileConfig(optimizer=name, settings=fitting).settings == fitting
+        assert CompileConfig(optimizer=name, optimizer_settings=fitting).optimizer_settings == fitting
 
 
 @pytest.mark.slow

@@ -265,7 +265,7 @@ def test_exports_without_learning_signal_are_refused(
     )
     with pytest.raises(ConfigError, match="have no recorded sampling temperature"):
         train(unsaid, name="unsaid", model=embedded, **small)
-    with pytest.raises(ConfigError, match="rubric: is missing"):
+    with pytest.raises(ConfigError, match="data: is missing"):
         train(tmp_path / "nowhere", name="other", model=embedded, **small)
     with pytest.raises(ConfigError, match=r"was sampled at temperature 1, not at 0\.5"):
         train(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)

@@ -119,7 +119,7 @@ def test_retention_task_is_reported_separately(model_name: str) -> None:
             model=model_name,
             **SMALL,
         )
-    with pytest.raises(ConfigError, match="temperature=… is that of rollouts"):
+    with pytest.raises(ConfigError, match="temperature would have no effect: temperature is that of rollouts"):
         train(
             "math_qa", rubric="math_qa", data=DATA, name="x", model=model_name, parameters={"temperature": 0.3}, **SMALL
         )

@@ -327,5 +327,5 @@ def test_the_preflight_of_judge_score_costs_no_extra_call(place: Path) -> None:
                 "Is it kind?", data=str(place / "rows.jsonl"), lm=lm, store=place / name / "s.db", preflight=preflight
             )
         )
-    assert [entry["calls"] for entry in rows] == [6, 6]
-    assert rows[0]["mean"] == rows[1]["mean"]
+    assert [entry.calls for entry in rows] == [6, 6]
+    assert rows[0].mean == rows[1].mean

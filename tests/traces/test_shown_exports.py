@@ -146,7 +146,7 @@ def test_undetected_names_are_a_warning_by_default_and_an_error_if_required(
     monkeypatch.setattr("assay.traces.privacy.names.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="privacy"):
         assay.export("transitions", "four", privacy="names", **options)
-    with pytest.raises(ConfigError, match="privacy='maybe'"):
+    with pytest.raises(ConfigError, match="privacy: must be one of patterns, names, off, not 'maybe'"):
         Gates(privacy="maybe")
 
 

@@ -265,9 +265,10 @@ def _parameter(
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
     hidden = default in (None, MISSING, False, "", (), [], {}) or option.flag.name.startswith(" ")
-    shown = "" if hidden else f"default: {_default(option, default)}"
-    extras = "; ".join(filter(None, (option.rule, shown)))
-    text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")
+    shown = "" if hidden else str(_default(option, default))
+    extras = "; ".join(filter(None, (option.rule, shown and f"default: {shown}")))
+    meaning = spoken(option.help, lambda name: _flag(options, name))
+    text = meaning + (f"  [{extras}]" if extras else "")
     parameter: click.Parameter
     if option.positional:
         many = get_origin(option.type) is Sequence
@@ -292,7 +293,8 @@ def _parameter(
             metavar=option.flag.metavar or _metavar(option),
             help=text,
         )
-    vars(parameter).update(group=option.group or "Options", key=option.flag.key)
+    columns = {"meaning": meaning, "rule": option.rule, "shown_default": shown}  # of the reference
+    vars(parameter).update(group=option.group or "Options", key=option.flag.key, **columns)
     return parameter
 
 
