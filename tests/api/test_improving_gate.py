@@ -16,7 +16,6 @@ import assay.commands.compile
 from assay.commands.compile import Compile
 from assay.errors import BudgetExceeded
 from assay.evaluation import SilentProgress, evaluate
-from assay.models import Meter
 from assay.runs.jobs import open_job
 from assay.traces import Store
 from rigs.serving import chat_completion, served
@@ -54,7 +53,7 @@ def server() -> Server:
 def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """An improvement whose only step results in `after.py`."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    made = SimpleNamespace(outcome=SimpleNamespace(winner="one", stopped=None), artifact="after.py:Mine", meter=Meter())
+    made = SimpleNamespace(winner="one", stopped=None, artifact="after.py:Mine")
     monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: made)
     rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(300)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -300,10 +299,8 @@ def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
 def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip
-    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached", notes=["unchanged"])
-    monkeypatch.setattr(
-        "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
-    )
+    ended = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached", notes=["unchanged"], artifact=None)
+    monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: ended)
     report = assay.improve("before.py:Mine", **job, **options)
     assert (len(report.steps), report.stopped is None) == (
         done,
@@ -315,10 +312,8 @@ def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
 def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fits(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached", notes=["unchanged"])
-    monkeypatch.setattr(
-        "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
-    )
+    ended = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached", notes=["unchanged"], artifact=None)
+    monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: ended)
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )

@@ -370,5 +370,5 @@ def test_a_training_with_remote_runners_needs_a_key(model_name: str) -> None:
     from assay.commands.train import train
 
     rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
-    with pytest.raises(ConfigError, match="runners on other machines need a key"):
+    with pytest.raises(ConfigError, match="agent_key: is required by runners on other machines"):
         train(agent="remote", rubric=rubric, data="arithmetic:terms=2-2&digits=1-1&size=60", name="m", model=model_name)
