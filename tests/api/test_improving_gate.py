@@ -299,7 +299,7 @@ def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
 def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip
-    ended = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached", notes=["unchanged"], artifact=None)
+    ended = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached", notes=["same"], artifact=None)
     monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: ended)
     report = assay.improve("before.py:Mine", **job, **options)
     assert (len(report.steps), report.stopped is None) == (
@@ -312,12 +312,12 @@ def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
 def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fits(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached", notes=["unchanged"], artifact=None)
+    ended = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached", notes=["same"], artifact=None)
     monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: ended)
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )
-    assert [step["note"] for step in report.steps] == ["unchanged"]
+    assert [step["note"] for step in report.steps] == ["same"]
     assert (
         report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"
     )  # the last step is unfinished; a higher cap completes it

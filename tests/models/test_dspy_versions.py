@@ -59,6 +59,9 @@ main()
 """
 
 
+TASK = ["--rubric", "exact", "--data", "arithmetic:size=9"]
+
+
 def called(folder: Path, version: str, *arguments: str) -> Any:
     code = COMMAND.format(version=version, arguments=arguments)
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
@@ -67,7 +70,7 @@ def called(folder: Path, version: str, *arguments: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "command", "arguments"),
-    [("3.6.0", "evaluate", []), ("3.4.0", "compile", []), ("main", "run", ["question=2"])],
+    [("3.6.0", "evaluate", TASK), ("3.4.0", "compile", TASK), ("main", "run", ["question=2"])],
 )
 def test_a_command_refuses_an_unsupported_version_in_one_line(
     tmp_path: Path, version: str, command: str, arguments: list[str]
@@ -82,7 +85,7 @@ def test_a_version_whose_modules_have_moved_is_refused_all_the_same(tmp_path: Pa
     (tmp_path / "dspy").mkdir()
     (tmp_path / "dspy" / "__init__.py").write_text('__version__ = "3.6.0"\n')
     for code in ("from assay.cli import main; main()", "import assay; assay.evaluate"):
-        script = f"import sys; sys.argv = ['assay', 'evaluate', 'qa', '--model', 'openai/x']; {code}"
+        script = f"import sys; sys.argv = ['assay', 'evaluate', 'qa', *{TASK}, '--model', 'openai/x']; {code}"
         result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode
         assert "DSPy 3.6.0 is not supported" in result.stderr.splitlines()[-1]

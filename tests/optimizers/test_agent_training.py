@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import assay
-from assay.cli.main import group
 from assay.commands.train import train
 from assay.errors import ConfigError, ProgramFailed
 from assay.programs.foreign.remote import TaskServer, work

@@ -148,7 +148,7 @@ def test_samples_of_a_task_are_averaged(
             2,
             2,
         ]
-    with pytest.raises(ConfigError, match="samples=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="samples: must be greater than or equal to 1, not 0"):
         assay.evaluate(mine, samples=0, **local_settings, **server)
 
 
