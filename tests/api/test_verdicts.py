@@ -32,7 +32,7 @@ def test_audit_passes_a_sound_judge_and_fails_a_blind_one(tmp_path: Path) -> Non
     blind = audit_judge(GOOD, **options(tmp_path, lambda request: {"yes": 0.9, "no": 0.1}, cache=False))
     assert not blind.passed
     assert blind.attacks["tells good from bad"]["right"] == 0
-    assert json.dumps(blind)
+    assert json.dumps(blind.to_dict())
     with assay.Store(tmp_path / ".assay" / "a.db") as store:
         assert {rollout.split for rollout in store.rollouts()} == {"audit"}
 

@@ -17,6 +17,7 @@ from assay.errors import ConfigError, FailureKind, ModelError
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
+from rigs.command_line import assay_command
 
 
 def hangs_on_odd(request: Any) -> Any:
@@ -127,6 +128,5 @@ def test_every_command_that_runs_user_code_has_the_flag(command: str) -> None:
 
 def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
-    done = CliRunner().invoke(group, ["train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5"])
-    assert done.exit_code == 2
-    assert "--task-timeout" in done.output
+    done = assay_command("train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5")
+    assert (done.code, "--task-timeout" in done.stderr) == (2, True)

@@ -154,7 +154,7 @@ def test_a_stage_with_unscored_val_tasks_is_not_passed_and_retention_tasks_have_
 
 
 def test_a_training_that_is_never_evaluated_is_refused() -> None:
-    with pytest.raises(ConfigError, match="evaluate_every=0 with a curriculum"):
+    with pytest.raises(ConfigError, match="evaluate_every: must not be 0 with a curriculum"):
         RLSettings(program="p", name="a", rubric="r", data="d", curriculum="c", evaluate_every=0)
 
 
