@@ -25,6 +25,7 @@ from assay.reports.markdown import markdown
 from assay.support.numbers import calls_text
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import show_run
+from rigs.command_line import assay_command
 from rigs.serving import chat_completion, served
 
 command: Any = derived_command("evaluate")
@@ -334,7 +335,7 @@ def test_run_continues_after_a_failed_line(source: str, tmp_path: Path) -> None:
     assert "the program's input ['x'] is missing" in rows[4]["error"]
     done = CliRunner().invoke(group, [*arguments, "--out", "out.jsonl"], input=text if source == "stdin" else None)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
-    assert CliRunner().invoke(group, ["run", "p.py:inverse"]).exit_code == 2
+    assert assay_command("run", "p.py:inverse").code == 2
 
 
 @pytest.mark.parametrize(

@@ -49,5 +49,5 @@ def test_candidate_with_unknown_tokens_does_not_win_by_tokens() -> None:
 
 
 def test_a_margin_out_of_range_is_refused() -> None:
-    with pytest.raises(ConfigError, match="token_margin=1 must be at least 0 and below 1"):
+    with pytest.raises(ConfigError, match="token_margin: must be less than 1, not 1"):
         CompileConfig(token_margin=1)

@@ -261,7 +261,8 @@ def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: 
     def tools(threshold: float) -> int:
         with dspy.context(lm=get_lm(embedded, seed=0)):
             program = MathQA(
-                AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2), prompt_format="lean"
+                parameters=AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2),
+                prompt_format="lean",
             )
             return len(program(question="What is 12 + 30?").steps)
 

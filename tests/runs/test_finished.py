@@ -235,7 +235,7 @@ def test_tune_prints_only_measured_metrics_with_their_definitions(
     output = capsys.readouterr().out
     assert "adaptability" not in output
     assert "average confidence" not in output
-    assert "efficiency: 1 minus the share of --budget" in output
+    assert "efficiency: 1 minus the share of `budget`" in output
     assert "task accuracy: share of tasks with a score of 0.8 or more" in output
 
 

@@ -64,7 +64,7 @@ def test_an_embedded_model_samples_from_its_full_distribution_on_request(program
     with Store("s.db") as store:
         calls = [store.rollout(r.id).transitions[0] for r in store.rollouts() if r.phase == "collect"]
     assert sorted(str(call.request["config"].get("top_p")) for call in calls) == ["1.0", "None"]
-    with pytest.raises(ConfigError, match="untruncated would have no effect on scripted/model"):
+    with pytest.raises(ConfigError, match="untruncated: would have no effect on scripted/model"):
         assay.collect(program, lm=answers(), untruncated=True, **job)
 
 
@@ -210,7 +210,7 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
         ids = collector.collect_interaction_data(
             [{"input": f"q{at}", "output": "a", "data_subject": "ann"} for at in range(3)]
         ).kept
-    assert "the rating is missing" in run("traces", "rate", ids[0]).stderr
+    assert "RATING: must be given" in run("traces", "rate", ids[0]).stderr
     assert run("traces", "rate", ids[0], "1.5").returncode == 2
     assert json.loads(run("traces", "rate", ids[0], "0.5", "--json").stdout) == {"rated": {ids[0]: 0.5}}
     rated = run("traces", "rate", "--json", stdin="0.9\nrubbish\n")
