@@ -1,6 +1,7 @@
 """The gateway's own evaluations of a deployment, and the validation suite that is kept with it."""
 
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_suite_of_an_agent_is_kept_with_its_deployment(own_folder: Path) -> 
         result = SuiteResult.of(suite, {"a": 1.0, "b": 1.0, "c": 0.25, "d": float("nan")}, (0.1, 1.0))
         assert (result.score, result.pass_rate, result.n, result.unscored) == (0.75, 0.5, 4, 1)
         assert result.missed == ("passes 50.0% of the validation suite's tasks, 80.0% are needed",)
-        checks = {"suite": result.to_dict(), "breaks": ["outputs: …"], "changes": [], "forced": True}
+        checks = {"suite": asdict(result), "breaks": ["outputs: …"], "changes": [], "forced": True}
         deployment = deployments.start("support@2", SHADOW, checks=checks)
         first = deployments.history(deployment.id)[0]
         assert (first["action"], first["number"], first["suite"]["pass_rate"]) == ("start", 0, 0.5)

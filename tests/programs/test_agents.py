@@ -260,10 +260,8 @@ def test_without_probabilities_the_written_choice_has_probability_1() -> None:
 def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: str) -> None:
     def tools(threshold: float) -> int:
         with dspy.context(lm=get_lm(embedded, seed=0)):
-            program = MathQA(
-                parameters=AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2),
-                prompt_format="lean",
-            )
+            parameters = AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2)
+            program = MathQA(parameters=parameters, prompt_format="lean")
             return len(program(question="What is 12 + 30?").steps)
 
     assert [tools(0.0), tools(1.0)] == [1, 0]

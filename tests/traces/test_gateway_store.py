@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from assay.cli import shared
 from assay.cli.main import group
+from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.sessions import Live
