@@ -49,8 +49,8 @@ EXIT_CODES = {
     "the score partial; criteria below `--min-coverage`, rows that the store did not take, a full disk, an alarm of "
     "`judge audit` or `judge drift`, failed lines of `run --file`.",
     "2": "Wrong usage: an unknown flag or value; data, a rubric, a program, an artifact, a model or a run that is "
-    "not there or cannot be read; a store that is no database; a file that cannot be written or would replace one that "
-    "is read. Nothing was run.",
+    "not there or cannot be read; a store that is not a database; a file that cannot be written or would replace one "
+    "that is read. Nothing was run.",
     "130": "Stopped by Ctrl-C, SIGTERM or SIGHUP. `--resume` continues where the command has it.",
 }
 

@@ -104,8 +104,8 @@ ROWS = (
         cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
         note="six labelled decisions as demonstrations, half of them without a call, on both sides. Before, the agent "
         "calls from an estimated need of 0.5 on; after, from a threshold fitted on val to abstain on 95 % of the "
-        "tasks that need no tool. As it comes, `tool_user` calls a tool on nearly every task, so it is no start of at "
-        "most 10 %. This model hardly tells the two kinds of tasks apart. Tried on 12 to 20 val tasks that need a "
+        "tasks that need no tool. As it comes, `tool_user` calls a tool on nearly every task, so it is not a start of "
+        "at most 10 %. This model hardly tells the two kinds of tasks apart. Tried on 12 to 20 val tasks that need a "
         "tool and 10 to 12 that need none, of two other seeds, with the area under the ROC curve: no demonstrations "
         "(0.73 and 0.60), six (0.80 and 0.44), twelve (0.78), twelve whose thought says what is asked and whether a "
         "tool fits (0.46), six whose thought names the tool that is asked for (0.70), eight and twenty whose thought "

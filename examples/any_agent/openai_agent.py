@@ -40,11 +40,11 @@ def solve(task):
 
 def calculated(text):
     if CALCULATION.fullmatch(text) is None or "**" in text:
-        return "error, this is no calculation"
+        return "error, this is not a calculation"
     try:
         return str(eval(text, {"__builtins__": {}}))  # digits and signs only
     except (SyntaxError, TypeError, ZeroDivisionError):
-        return "error, this is no calculation"
+        return "error, this is not a calculation"
 
 
 if __name__ == "__main__":

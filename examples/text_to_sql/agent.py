@@ -112,7 +112,7 @@ def query(sql: str) -> list[list[Any]]:
         )  # called once in 1000 instructions
         cursor = opened.execute(sql)
         if cursor.description is None:
-            raise sqlite3.OperationalError("this is no query")
+            raise sqlite3.OperationalError("this is not a query")
         rows: list[list[Any]] = []
         size = 0
         for row in itertools.islice(cursor, 200):

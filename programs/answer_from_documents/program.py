@@ -236,7 +236,7 @@ class _Run:
         except Exception as error:
             raise EnvironmentFailed(f"the retriever {name} raised {error_text(error)}") from error
         if wrong := [passage for passage in passages if not isinstance(passage, Passage)]:
-            raise EnvironmentFailed(f"the retriever {name} returned {str(wrong[0])[:80]!r}, which is no Passage")
+            raise EnvironmentFailed(f"the retriever {name} returned {str(wrong[0])[:80]!r}, which is not a Passage")
         return passages
 
     def _reads(self, passage: Passage) -> bool:

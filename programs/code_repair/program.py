@@ -148,7 +148,7 @@ class _Run:
             accepted = self.best
             if not accepted.works or not accepted.edits or self._keeps(accepted):
                 return
-            self.attempts.append(f"{_listed(accepted)}: passes these tests, but is no general correction")
+            self.attempts.append(f"{_listed(accepted)}: passes these tests, but is not a general correction")
             self.best = self.original
             self._step(reviewing=True)
             if not self.best.works or len(self.best.edits) > len(accepted.edits):
@@ -158,7 +158,7 @@ class _Run:
         """Proposes and tests one edit. Returns False if another step has no use.
 
         Args:
-            reviewing: a repeated edit answers the review, and is no loop.
+            reviewing: a repeated edit answers the review, and is not a loop.
         """
         base = self.best
         try:

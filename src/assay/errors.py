@@ -58,7 +58,7 @@ class FailureKind(StrEnum):
     MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list as the answer
     AGENT = "agent"  # the program raised, or returned no answer
     TOOL = "tool"  # a tool raised
-    ENVIRONMENT = "environment"  # the environment raised, hung, or returned something that is no step
+    ENVIRONMENT = "environment"  # the environment raised, hung, or returned something that is not a step
     SANDBOX = "sandbox"  # untrusted code could not be run: no sandbox is available
     CHECK = "check"  # a check of the rubric raised
     JUDGE = "judge"  # a judge returned no verdict
@@ -170,7 +170,7 @@ class NoModelFile(ModelError):
 class LoopStopped(RuntimeError):
     """The model repeated itself until it was stopped, or until its limit.
 
-    A failure of one run and never of a job, so it is no `AssayError`.
+    A failure of one run and never of a job, so it is not an `AssayError`.
 
     Attributes:
         text: what it had written.
@@ -182,9 +182,9 @@ class LoopStopped(RuntimeError):
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment raised, took too long, returned something that is no step, or its opponent cheated.
+    """An environment raised, took too long, returned something that is not a step, or its opponent cheated.
 
-    Never the agent's fault: the run is unscored. A failure of one run and never of a job, so it is no `AssayError`.
+    Never the agent's fault: the run is unscored. A failure of one run and never of a job, so it is not an `AssayError`.
     """
 
 
@@ -218,7 +218,7 @@ class ArtifactError(AssayError, ValueError):
 
 
 class NoArtifact(ArtifactError):
-    """A folder that the call names is no artifact, or none can be written there. Nothing was run."""
+    """A folder that the call names is not an artifact, or none can be written there. Nothing was run."""
 
     exit_code = 2
 
@@ -228,7 +228,7 @@ class StoreError(AssayError, RuntimeError):
 
 
 class NoStore(StoreError):
-    """The call names a file as the store that is no database. Nothing was run."""
+    """The call names a file as the store that is not a database. Nothing was run."""
 
     exit_code = 2
 

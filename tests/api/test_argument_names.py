@@ -20,7 +20,7 @@ def test_a_row_without_expected_fields_is_unscored_with_the_way_out() -> None:
 
 
 def test_keywords_of_a_provider_reach_it() -> None:
-    """vLLM's `min_tokens` is no misspelt `max_tokens`."""
+    """vLLM's `min_tokens` is not a misspelt `max_tokens`."""
     assert assay.get_lm("openai/m", min_tokens=3, **LOCAL).model == "openai/m"
 
 

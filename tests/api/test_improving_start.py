@@ -238,7 +238,7 @@ def test_dry_run_refuses_an_existing_name(job: dict[str, Any], server: Server, r
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"order": ["prompt"]}, "order='prompt' is no step.*Did you mean 'prompts'"),
+    ({"order": ["prompt"]}, "order='prompt' is not a step.*Did you mean 'prompts'"),
     ({"order": []}, "order is empty"),
     ({"order": ["prompts", "sft"], "sft": {}}, "sft cannot train 'openai/m'.*order=\\['prompts'\\]"),
     ({"order": ["grpo"], "grpo": {"model": "embedded:some.gguf"}}, "grpo cannot train 'embedded:some.gguf'"),

@@ -105,7 +105,7 @@ def test_file_with_one_program_needs_no_class_name(place: Path) -> None:
     ).artifact
     assert json.loads((artifact / "manifest.json").read_text())["program"] == "triage.py:Triage"
     (place / "base.py").write_text(PROGRAM + "\n\nclass Better(Triage):\n    pass\n")
-    assay.evaluate("base.py", rubric="r.yaml", data=ROWS, lm=lm())  # a base class is no candidate
+    assay.evaluate("base.py", rubric="r.yaml", data=ROWS, lm=lm())  # a base class is not a candidate
     (place / "two.py").write_text(
         PROGRAM + "\n\nclass Agent:\n    def execute(self, task): ...\n    def set_parameters(self, given): ...\n"
     )

@@ -72,7 +72,7 @@ def test_the_criteria_of_a_shipped_rubric_are_unchanged(name: str, contract: Con
         "name: r\ncriteria:\n- {name: a, check: exact, weight: .nan}",
         "name: r\ncriteria:\n- {name: a, check: exact, when: b}",
     ],
-    ids=["no criteria", "unknown key", "one name twice", "weight that is no number", "unknown condition"],
+    ids=["no criteria", "unknown key", "one name twice", "weight that is not a number", "unknown condition"],
 )
 def test_a_rubric_that_would_be_misread_is_refused(text: str, own_folder: Path) -> None:
     Path("r.yaml").write_text(text)

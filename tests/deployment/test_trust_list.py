@@ -60,7 +60,7 @@ def test_trust_is_removed_by_the_current_path_of_an_artifact(own_folder: Path) -
     assert "no longer trusted" in cli("trust", "remove", str(moved)).stdout
     with pytest.raises(UntrustedArtifact):
         load_artifact(moved)
-    assert "is no artifact: it is a file" in cli("trust", "add", str(moved / "manifest.json")).stderr
+    assert "is not an artifact: it is a file" in cli("trust", "add", str(moved / "manifest.json")).stderr
 
 
 def test_only_files_that_run_count_as_code_including_the_rubrics_check() -> None:

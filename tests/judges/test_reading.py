@@ -32,7 +32,7 @@ def tops(**tokens: float) -> list[dict[str, Any]]:
 
 
 def test_word_probabilities_are_those_of_the_first_token() -> None:
-    # yes: 0.2 + 0.3; no: 0.1; "zebra" is no word of the scale: 0.5 / 0.6 and 0.1 / 0.6
+    # yes: 0.2 + 0.3; no: 0.1; "zebra" is not a word of the scale: 0.5 / 0.6 and 0.1 / 0.6
     probabilities, mass = word_probabilities(tops(Yes=0.2, yes=0.3, no=0.1, zebra=0.4), ["no", "yes"])
     assert probabilities == pytest.approx({"no": 1 / 6, "yes": 5 / 6})
     assert mass == pytest.approx(0.6)

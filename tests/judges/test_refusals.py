@@ -1,4 +1,4 @@
-"""A refusal, or any sentence that begins with a label, is no verdict."""
+"""A refusal, or any sentence that begins with a label, is not a verdict."""
 
 import math
 from typing import Any

@@ -44,7 +44,7 @@ def test_every_repeated_phrase_is_found_at_the_latest_16_words_late(phrase: list
     assert loop is not None
     if loop.kind == "copies":
         assert len(phrase) % loop.period == 0
-        # the first copy is no repetition, so a loop never begins before its second copy
+        # the first copy is not a repetition, so a loop never begins before its second copy
         assert loop.start >= before - len(phrase)
         assert loop.repeated >= needed - len(phrase) - 1
 

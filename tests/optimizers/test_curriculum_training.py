@@ -99,7 +99,7 @@ def test_training_follows_the_stages_and_reports_their_order(tiny_model: Path) -
     assert [event["stage"] for event in data["curriculum"]["events"]] == ["level1", *["level2"] * 4]
     assert report.curves["held_out_greedy"][0] == 1.0
     assert report.curves["held_out_greedy"][4] == 0.0
-    assert report.best_step == 4  # the level-1 score is no reason to go back to weights of that stage
+    assert report.best_step == 4  # the level-1 score is not a reason to go back to weights of that stage
     order = data["curriculum"]["order"]
     assert len(order) == 8
     with Store("staged.db") as store:

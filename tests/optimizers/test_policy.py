@@ -37,7 +37,7 @@ def test_policy_starts_from_the_rules() -> None:
     assert coherence["temperature"] != 0
     assert {name for name, step in pushed(adaptability=0.2).items() if step > 0} == {"temperature", "reasoning_depth"}
     assert set(pushed().values()) == {0.0}
-    assert set(Adjuster().mean(state_of([None] * 5, [0.1] * 5)).tolist()) == {0.0}  # unmeasured is no deficit
+    assert set(Adjuster().mean(state_of([None] * 5, [0.1] * 5)).tolist()) == {0.0}  # unmeasured is not a deficit
 
 
 @pytest.mark.parametrize("advantage", [1.5, -0.7])

@@ -121,7 +121,7 @@ def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
     cut = next(trial for trial in study.get_trials() if trial.state.name == "FAIL")
     outcome = searched(url=url, trials=20)
     assert [trial.point.parameters for trial in outcome.trials].count(cut.params) == 1  # tried again from its beginning
-    assert len(outcome.trials) == 20  # what was cut off is no trial of its own
+    assert len(outcome.trials) == 20  # what was cut off is not a trial of its own
 
 
 def test_an_agent_that_rejects_parameters_fails_its_trials_with_the_reason() -> None:

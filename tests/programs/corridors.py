@@ -24,7 +24,7 @@ class Corridor(Environment):
         if self.at >= self.length:
             raise InvalidAction("the door is behind you")
         if action not in ("left", "right"):
-            raise InvalidAction(f"{action!r} is no direction")
+            raise InvalidAction(f"{action!r} is not a direction")
         before = self.at
         self.at = max(0, self.at + (1 if action == "right" else -1))
         return self._seen(1.0 if self.at >= self.length else 0.25 * (self.at - before))

@@ -244,7 +244,7 @@ def test_an_agent_that_is_sure_does_not_think(embedded: str) -> None:
             prediction = agent(question="What is 4 + 17?")
             assert any(call.thinking_tokens for call in calls) is thinks
             decisions = [entry for entry in dspy.settings.trace if entry[0] is agent.decide]
-            # a probe is no demonstration; after a tool call, max_steps forces a second decision
+            # a probe is not a demonstration; after a tool call, max_steps forces a second decision
             assert len(decisions) == 1 + len(prediction.steps)
 
 

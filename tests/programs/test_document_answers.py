@@ -179,7 +179,7 @@ class Retrieves:
     [
         (RuntimeError("index down"), "the retriever Retrieves raised RuntimeError: index down"),
         (None, "the retriever Retrieves raised TypeError"),
-        (["38 metres"], "the retriever Retrieves returned '38 metres', which is no Passage"),
+        (["38 metres"], "the retriever Retrieves returned '38 metres', which is not a Passage"),
     ],
     ids=["raises", "nothing", "texts"],
 )

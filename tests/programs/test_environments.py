@@ -123,7 +123,7 @@ MISBEHAVING = [
     (NotANumber, "reward=nan must be a finite number"),
     (Enormous, "the environment Enormous gave rewards that add up to inf"),
     (Floods, "observation has 100,001 characters; it must have at most 100,000"),
-    (Bare, "which is no EnvironmentStep"),
+    (Bare, "which is not an EnvironmentStep"),
     (Leaves, "raised SystemExit"),
     (Interrupts, "raised KeyboardInterrupt"),
     (Finished, "returned done=True from reset(task)"),

@@ -387,7 +387,7 @@ def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
         ("json:nothing", "json has no 'nothing'"),
         ("json:load_", "Did you mean 'load'"),
         ("no_such_module:solve", "cannot be loaded"),
-        ("my_agent.py --fast", "is no command: write 'python my_agent.py --fast', or my_agent.py:FUNCTION"),
+        ("my_agent.py --fast", "is not a command: write 'python my_agent.py --fast', or my_agent.py:FUNCTION"),
         ("json:JSONDecoder", "must be a function"),
     ],
 )

@@ -316,7 +316,7 @@ def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer:
 
     with pytest.raises(ConfigError, match="refuses the key"):
         worked(trainer.server.url, "another-key")
-    with pytest.raises(ConfigError, match=r"server='localhost:80' is no URL: write http://localhost:80$"):
+    with pytest.raises(ConfigError, match=r"server='localhost:80' is not a URL: write http://localhost:80$"):
         worked("localhost:80", KEY)
     with pytest.raises(ConfigError, match="must be the address"):
         worked("http:///assay", KEY)

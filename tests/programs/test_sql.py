@@ -170,7 +170,7 @@ def test_errors_say_the_names_that_exist(library: str) -> None:
 
 
 def test_a_database_that_does_not_exist_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no file and no URL"):
+    with pytest.raises(DataError, match="is neither a file nor a URL"):
         open_database(str(tmp_path / "none.sqlite"))
 
 

@@ -1,4 +1,4 @@
-"""What a model writes within a thought is no output of a program, in any prompt format."""
+"""What a model writes within a thought is not an output of a program, in any prompt format."""
 
 import dspy
 import pytest

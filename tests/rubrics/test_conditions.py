@@ -71,7 +71,7 @@ def test_a_criterion_counts_only_where_its_condition_passed() -> None:
     assert scoring.score(TASK, {"right": 1.0, "short": 0.0}).value == pytest.approx(0.8)  # 4 / 5
     result = scoring.score(TASK, {"right": 0.0, "short": 1.0})
     assert result.value == 0.0  # (4 * 0) / 5, and not 1 / 5
-    assert result.coverage == 1.0  # that it does not apply is no gap
+    assert result.coverage == 1.0  # that it does not apply is not a gap
     assert [verdict.applies for verdict in result.verdicts] == [True, False]
     assert "short (weight 1) counts only where right passes" in result.feedback
 

@@ -64,7 +64,7 @@ def test_a_task_that_does_not_say_it_is_unscored() -> None:
         ("380 metres", 0.0),
         ("21380 metres", 0.0),
         ("metres 1380", 0.0),
-        (f"{PASSAGE['text']} 1380 metres " + "and so on " * 5, 0.0),  # a copied document is no answer
+        (f"{PASSAGE['text']} 1380 metres " + "and so on " * 5, 0.0),  # a copied document is not an answer
         ("", 0.0),
     ],
 )

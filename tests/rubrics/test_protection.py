@@ -147,7 +147,7 @@ def test_random_search_compares_means_over_scored_tasks() -> None:
     best = optimizer.compile(Echo(), trainset=examples())
     assert [candidate["score"] for candidate in best.candidate_programs] == [100.0] * len(best.candidate_programs)
     fields = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
-    assert all(n % 3 for n in fields), "a run that could not be scored is no demonstration"
+    assert all(n % 3 for n in fields), "a run that could not be scored is not a demonstration"
 
 
 def test_bootstrapping_survives_more_unscored_tasks_than_dspy_allows_errors() -> None:

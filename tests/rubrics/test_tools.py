@@ -78,7 +78,7 @@ def test_calls_are_read_from_rollouts_and_steps_too() -> None:
         ({"base": 10, "height": 5.0}, True, ""),
         ({"base": 10, "height": 5}, True, ""),  # an integer is a float
         ({"base": 10, "height": 5.5, "unit": " C.M"}, True, ""),  # text without case, spaces and some punctuation
-        ({"base": 10.0, "height": 5.0}, False, "base is 10.0"),  # and a float is no integer
+        ({"base": 10.0, "height": 5.0}, False, "base is 10.0"),  # and a float is not an integer
         ({"base": True, "height": 5.0}, False, "base is True"),
         ({"base": "10", "height": 5.0}, False, "base is '10'"),
         ({"base": 10}, False, "required argument height is missing"),

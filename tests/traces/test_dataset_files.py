@@ -84,7 +84,7 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
 
 def test_a_broken_file_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"question": "a"}\nnot json\n')
-    with Store(tmp_path / "s.db") as store, pytest.raises(DataError, match="line 2 is no JSON"):
+    with Store(tmp_path / "s.db") as store, pytest.raises(DataError, match="line 2 is not JSON"):
         add_task(store, rollout(), tmp_path, "mine")
     assert (tmp_path / "mine.jsonl").read_text() == '{"question": "a"}\nnot json\n'
 

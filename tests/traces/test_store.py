@@ -213,7 +213,7 @@ def test_a_resumed_run_keeps_its_first_start(store: Store) -> None:
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("certainly not a database, and long enough to be read as one")
-    with pytest.raises(StoreError, match=r"s\.db' is no SQLite database. Name another file"):
+    with pytest.raises(StoreError, match=r"s\.db' is not an SQLite database. Name another file"):
         Store(tmp_path / "s.db")
 
 

@@ -330,7 +330,7 @@ def test_a_report_shows_its_style_and_runs_nothing(tab: Any, tmp_path: Path) -> 
         run_id="r", notes=[HOSTILE],
     )  # fmt: skip
     tab.goto(file.as_uri())
-    tab.problems.clear()  # the address of a file is no address of this server
+    tab.problems.clear()  # the address of a file is not an address of this server
     assert tab.locator("dd.better").evaluate("element => getComputedStyle(element).color") == "rgb(26, 107, 52)"
     assert tab.title() != "hacked"
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360

@@ -51,7 +51,7 @@ def test_a_compile_shows_why_its_result_won(store: Store, tmp_path: Path) -> Non
 def test_a_compile_that_proves_nothing_says_so(store: Store, tmp_path: Path) -> None:
     report = put_compile(store, tmp_path, replaces=False)
     file = tmp_path / "runs" / "run-1" / "report.json"
-    assert "That is no proof that it is better: the baseline is kept." in read(
+    assert "That is not proof that it is better: the baseline is kept." in read(
         store, "/runs/run-1", where=tmp_path / "p"
     )
     file.write_text(json.dumps({"report": {**report, "winner": "baseline", "gate": None}}))

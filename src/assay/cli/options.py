@@ -55,7 +55,7 @@ def report_option() -> Decorator:
 
 
 def _writable(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuses a file that cannot be written or is no page, before the job costs anything."""
+    """Refuses a file that cannot be written or is not a page, before the job costs anything."""
     if value is not None and is_other_file(value, ".html"):
         raise click.BadParameter(f"{value} exists and is not overwritten, because its name does not end in .html")
     if value is None or (os.access(Path(value).resolve().parent, os.W_OK) and not Path(value).is_dir()):

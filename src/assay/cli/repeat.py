@@ -72,7 +72,7 @@ def rollout_command(
     program: str, inputs: Mapping[str, Any], model: str, *, api_base: str = "", api_key_env: str = "",
     store: str | None = None,
 ) -> str | None:  # fmt: skip
-    """The command that runs a program or an artifact on the inputs of a rollout; None if an input is no text or
+    """The command that runs a program or an artifact on the inputs of a rollout; None if an input is not text or
     number."""
     if not program or not all(isinstance(value, _PLAIN) for value in inputs.values()):
         return None

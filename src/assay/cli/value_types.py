@@ -15,7 +15,7 @@ class Choice(click.Choice[str]):
 
 
 class Integer(click.IntRange):
-    """An integer between bounds; another text is no integer, where click says "not a valid integer range"."""
+    """An integer between bounds; another text is not an integer, where click says "not a valid integer range"."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         return super().convert(_of_type(click.INT, value, param, context), param, context)

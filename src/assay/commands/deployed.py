@@ -123,7 +123,7 @@ class DeployedAgent:
     """An agent in production. Each call is a recorded rollout of the version that the unit is assigned.
 
     A version that cannot be loaded, or whose model is down, falls back to the champion; `fallbacks` counts that, and
-    such a rollout is no part of a comparison. `counts` has the number of rollouts of this process by version, arm and
+    such a rollout is not part of a comparison. `counts` has the number of rollouts of this process by version, arm and
     status (done, failed, error), `seconds` their duration by version and arm. A version of which `hanging` rollouts
     have run for `long_s` falls back too, so that its threads do not take those of the champion.
     """

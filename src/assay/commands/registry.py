@@ -33,8 +33,8 @@ class Register(OfAgent):
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion.
 
     Raises:
-        ArtifactError: the folder is no artifact, or was changed.
-        ConfigError: `agent` is no name.
+        ArtifactError: the folder is not an artifact, or was changed.
+        ConfigError: `agent` is not a name.
     """
 
     artifact: Annotated[str | Path, Flag(key=False)] = field(kw_only=False)

@@ -215,7 +215,7 @@ def _as_model_errors() -> Iterator[None]:
 
 
 def _uncompiled(program: str, thinking: "Thinking | None", state: str | Path | None) -> "dspy.Module":
-    """A program that is no artifact, with a saved state and a budget if there are any."""
+    """A program that is not an artifact, with a saved state and a budget if there are any."""
     from assay.programs import load_program
     from assay.programs.budgets import set_thinking
     from assay.programs.compose import CallSettings, configured, is_agent

@@ -68,7 +68,7 @@ def file_rows(path: Path) -> Iterator[Row]:
 
 
 def attempted_rows(path: Path, *, default: str = "") -> Iterator[tuple[str, dict[str, Any] | DataError]]:
-    """Like `file_rows`, but a line that is no JSON object is returned as its error, and the lines after it are read.
+    """Like `file_rows`, but a line that is not a JSON object is returned as its error, and the lines after it are read.
 
     Args:
         default: ending to assume for a name without one.
@@ -145,7 +145,7 @@ def _lines(path: Path) -> _Lines:
 
 
 def parsed_lines(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, Any] | DataError]]:
-    """Rows of numbered JSON lines; the error of a line that is no JSON object. Blank lines are left out."""
+    """Rows of numbered JSON lines; the error of a line that is not a JSON object. Blank lines are left out."""
     for number, line in lines:
         if line.strip():
             where = f"{name}:{number}"

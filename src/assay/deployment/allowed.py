@@ -152,7 +152,7 @@ def _known(name: str) -> bool:
 # -- Allowed.
 
 
-Table = Mapping[str, Any]  # name -> type with its range, validated strictly: True is no number, "3" neither
+Table = Mapping[str, Any]  # name -> type with its range, validated strictly: True is not a number, "3" neither
 
 _AT_ONCE = 10  # members of a jury or ensemble, samples of a judge: each is another call
 
@@ -164,7 +164,7 @@ def _signature(text: str) -> str:
 
 
 def _member(judge: dict[str, Any]) -> dict[str, Any]:
-    """A member of a jury or cascade. It is no panel itself, so that the number of calls is limited."""
+    """A member of a jury or cascade. It is not a panel itself, so that the number of calls is limited."""
     name = str(judge.get("program"))
     if set(judge) != {"program", "config"} or _KINDS.get(name) in (Jury, Cascade):
         raise ValueError("a panel within a panel")

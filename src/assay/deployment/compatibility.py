@@ -134,7 +134,7 @@ def code_changes(a: Path, b: Path) -> CodeChanges:
     """Compares the files of two artifacts.
 
     Raises:
-        ArtifactError: one of them is no artifact, or was changed.
+        ArtifactError: one of them is not an artifact, or was changed.
     """
     one, two = verified(a), verified(b)
     of_a, of_b = _hashes(one), _hashes(two)

@@ -321,8 +321,8 @@ def loop_figures(
 def replaced_by_champion(deployments: Deployments, agent: str) -> int | None:
     """Number of the version that the present champion replaced when it first became the champion.
 
-    After a rollback the alias `previous` names the version that was taken back, which is no standard for the one that
-    serves now.
+    After a rollback the alias `previous` names the version that was taken back, which is not a standard for the one
+    that serves now.
     """
     history = deployments.registry.alias_history(agent)
     served = [change.number for change in history if change.alias == "champion" and change.number]

@@ -182,8 +182,8 @@ class Registry:
         Args:
             people: hashes of data subjects whose data it may hold, besides those that the artifact names.
         Raises:
-            ConfigError: `agent` is no name, or `parent` no version.
-            ArtifactError: the folder is no artifact, or was changed after it was written.
+            ConfigError: `agent` is not a name, or `parent` no version.
+            ArtifactError: the folder is not an artifact, or was changed after it was written.
         """
         check_name(agent, "agent", plain=True)
         folder = Path(artifact).resolve()

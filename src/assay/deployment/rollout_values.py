@@ -249,7 +249,7 @@ def requests_of(engine: sa.Engine, deployment: str, stage: int) -> dict[str, int
 
 
 FEWEST = 100  # recorded rollouts below which there is no covariate
-_LEAST = 10.0  # explained share of their variance times their number that is no chance: about the square of a t value
+_LEAST = 10.0  # explained share of their variance times their number that is not chance: about the square of a t value
 _FOLDS = 5
 _SHRINKAGES = (1.0, 3.0, 10.0, 30.0)  # number of values at which half of a task's or unit's mean counts
 _RECORDED = 5000  # rollouts of the champion that the covariate is fitted on, at most

@@ -135,7 +135,7 @@ _MEASURED_S = 30.0  # between two measurements of the qualities that a preferenc
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The version of one rollout. Without `deployment` it is no part of a comparison.
+    """The version of one rollout. Without `deployment` it is not part of a comparison.
 
     With a routing preference `arm` is `routed`, and `propensity` the probability of the version.
 

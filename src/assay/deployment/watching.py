@@ -178,7 +178,7 @@ def watched(deployments: Deployments, deployment: Deployment, now: float | None 
         action, key = watch.action, watch.key
         if watch.name == JUDGE_DRIFT:
             called, reason = judge_alarm(history, watch) or (True, None)
-            if not called:  # is no evidence about the candidate
+            if not called:  # is not evidence about the candidate
                 action, key = "alarm", f"{watch.key}: not called"
         elif key in acted:
             continue

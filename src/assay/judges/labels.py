@@ -117,7 +117,7 @@ def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | N
     - `true`, `yes`, `y`, `t`, a check mark and `false`, `no`, `n`, `f`, a cross, also in some other languages, are the
       one label for yes and the one for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too.
     - On a scale of two labels for quality, such as `pass` and `fail`, other words for quality are read: `passed`,
-      `wrong`. A yes to "Is it harmful?" is no `good`, so that they are refused on other scales.
+      `wrong`. A yes to "Is it harmful?" is not a `good`, so that they are refused on other scales.
     - The meaning of a label in `anchors` is the label.
 
     Raises:

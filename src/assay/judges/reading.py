@@ -238,7 +238,7 @@ class NoProbabilities(NoGrade):
 
 
 class WrittenAdapter(dspy.JSONAdapter):  # type: ignore[misc]
-    """DSPy's JSONAdapter; what a thought says is no verdict, in particular if the answer was cut within it."""
+    """DSPy's JSONAdapter; what a thought says is not a verdict, in particular if the answer was cut within it."""
 
     def parse(self, signature: Any, completion: str) -> Any:
         return super().parse(signature, without_thoughts(completion))

@@ -148,7 +148,7 @@ class Opened:
         lm: the model to call.
         context: opens the context of the call. It is opened anew for each event of a stream, because the caller's code
             runs between them.
-        done: called with the result, if it is no stream.
+        done: called with the result, if it is not a stream.
     """
 
     lm: Any

@@ -242,7 +242,7 @@ def giving_up(asked: Callable[[], float | None]) -> AbstractContextManager[objec
 
 @contextmanager
 def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator[None]:
-    """Inside, `within_limit` limits calls to `seconds`; None is no limit.
+    """Inside, `within_limit` limits calls to `seconds`; None is not a limit.
 
     Args:
         tools_of: limit of the run, of which a tool call gets the share `TOOL_SHARE`; None: `seconds`.
@@ -253,7 +253,7 @@ def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator
 
 
 def current_limit() -> float | None:
-    """Limit of a call made here, in seconds; None is no limit."""
+    """Limit of a call made here, in seconds; None is not a limit."""
     return _limit.get()
 
 

@@ -197,7 +197,7 @@ def _check_client(model: Any, client: Mapping[str, Any]) -> None:
         raise ConfigError(f"name={model!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
     known = (*_KEYWORDS, *CLIENT_KEYS)
     for name in client.keys() - set(known):
-        if near := difflib.get_close_matches(name, known, 1, 0.85):  # vLLM's min_tokens is no misspelt max_tokens
+        if near := difflib.get_close_matches(name, known, 1, 0.85):  # vLLM's min_tokens is not a misspelt max_tokens
             raise TypeError(f"get_lm() got an unexpected keyword {name!r}. Did you mean {near[0]!r}?")
     if is_embedded(model) and (unused := sorted(key for key, value in client.items() if value is not None)):
         raise ConfigError(f"{', '.join(unused)} would have no effect on {model}, which runs in this process")

@@ -23,7 +23,7 @@ from assay.support.numbers import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """Upper limits; None is no limit. `search_calls` limits only the phase named `search`."""
+    """Upper limits; None is not a limit. `search_calls` limits only the phase named `search`."""
 
     calls: int | None = None
     tokens: int | None = None

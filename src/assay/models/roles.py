@@ -79,7 +79,7 @@ def check_address(address: str | None, name: str = "api_base", instead: str = ""
         raise ConfigError(f"{name} must hold no {secret}, which would be stored and shown with it: {advice}", flag=flag)
     if "://" not in address and address != PROVIDER and name.endswith("api_base"):
         scheme = "http" if is_local(address) else "https"
-        raise ConfigError(f"{name}={address!r} is no URL: write {scheme}://{address}")
+        raise ConfigError(f"{name}={address!r} is not a URL: write {scheme}://{address}")
 
 
 def check_variables(model: str) -> None:

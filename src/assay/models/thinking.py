@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,4000}")  # Python converts no more digits
 
 
 class ThinkingError(ConfigError):
-    """A value that is no thinking budget, or a budget that a model cannot honour.
+    """A value that is not a thinking budget, or a budget that a model cannot honour.
 
     Args:
         value: the budget in its short form.

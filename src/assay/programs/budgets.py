@@ -115,6 +115,6 @@ def with_policy(program: Any, policy: ThinkingPolicy) -> Any:
     other = copied(program)
     agent = _deciding(other)
     if agent is None:
-        raise ProgramError(f"{type(program).__name__} is no Agent, so it takes no thinking policy")
+        raise ProgramError(f"{type(program).__name__} is not an Agent, so it takes no thinking policy")
     agent.policy = policy
     return other

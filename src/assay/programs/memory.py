@@ -140,7 +140,7 @@ class Memory:
         Args:
             at: facts that were valid at this time, in seconds since the epoch; None for now.
         Raises:
-            ConfigError: `k` is no number of facts, `at` no time, or the subject no name.
+            ConfigError: `k` is not a number of facts, `at` no time, or the subject no name.
         """
         if not isinstance(k, int) or k < 1:
             raise ConfigError(f"k={k!r} must be >= 1")
@@ -226,7 +226,7 @@ class Memory:
 
 
 def _person(subject: str) -> str:
-    """The name of a person, without line breaks. Raises `ConfigError` if it is no text."""
+    """The name of a person, without line breaks. Raises `ConfigError` if it is not text."""
     if not isinstance(subject, str):
         raise ConfigError(f"subject={subject!r} must be the name of a person")
     return _line(subject)

@@ -77,7 +77,7 @@ class AgentParameters(pydantic.BaseModel):
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Raises `ParameterError` for a name that is no parameter, and for a switch in place of a number."""
+    """Raises `ParameterError` for a name that is not a parameter, and for a switch in place of a number."""
     if unknown := sorted(values.keys() - RANGES.keys()):
         near = difflib.get_close_matches(unknown[0], RANGES, 1)
         hint = f". Did you mean {near[0]!r}?" if near else ""

@@ -186,7 +186,7 @@ def majority_is_sure(answers: Counter[Hashable], posterior: float) -> bool:
     return bool(beta.sf(0.5, first + 1, second + 1) >= posterior)
 
 
-LIMIT = 16_384  # tokens; a larger budget is no limit for the models that fit into one process
+LIMIT = 16_384  # tokens; a larger budget is not a limit for the models that fit into one process
 
 
 def thought_field(tokens: int) -> Any:
@@ -226,7 +226,7 @@ class _Plan:
     removed: str = ""
 
     def options(self, lm: Any, lm_kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The model and the options of the call. A budget is set on the model: it is no option of DSPy's requests."""
+        """The model and the options of the call. A budget is set on the model: DSPy's requests have no option for it."""
         if self.thinking is None or not hasattr(lm, "thinking"):
             return lm, lm_kwargs
         lm_kwargs = {name: value for name, value in lm_kwargs.items() if name != "thinking"}

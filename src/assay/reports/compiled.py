@@ -177,7 +177,7 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
             + (
                 "The compiled program replaces the baseline: the whole interval is above zero."
                 if report.get("replaces")
-                else f"That is no proof that it is better: the baseline is kept. {MORE_TASKS}"
+                else f"That is not proof that it is better: the baseline is kept. {MORE_TASKS}"
             ),
             tone="better" if report.get("replaces") else "worse",
         )

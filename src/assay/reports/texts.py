@@ -132,7 +132,7 @@ def _setting(value: Any) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A time in the server's zone; a dash where there is none or it is no date."""
+    """A time in the server's zone; a dash where there is none or it is not a date."""
     try:
         return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):
@@ -140,7 +140,7 @@ def moment(at: float | None) -> str:
 
 
 def iso(at: float | None) -> str:
-    """A time for the attribute `datetime`; empty where there is none or it is no date."""
+    """A time for the attribute `datetime`; empty where there is none or it is not a date."""
     try:
         return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):

@@ -311,7 +311,7 @@ def fields_match(
     """Share of the task's expected fields that equal those of the prediction, compared by
     `assay.rubrics.comparison.same`.
 
-    A column of the data that is no output of the program counts only if the prediction has a field of its name.
+    A column of the data that is not an output of the program counts only if the prediction has a field of its name.
 
     Args:
         all_or_nothing: grade 1 if all fields match, otherwise 0.

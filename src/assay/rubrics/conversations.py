@@ -103,7 +103,7 @@ def _differences(task: Task, prediction: Mapping[str, Any], field: str) -> list[
         raise not_expected(task, field, with_what=" with values by name")
     made = prediction.get(field)
     if not isinstance(made, Mapping):
-        return [f"{field} is no mapping of names to values"] * len(expected)
+        return [f"{field} is not a mapping of names to values"] * len(expected)
     return [
         f"{name} is {made.get(name)!r}" if name in made else f"{name} is missing"
         for name, value in expected.items()

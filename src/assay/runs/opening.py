@@ -216,7 +216,7 @@ def artifact_place(store: str | Path | None, out: str | Path | None, name: str, 
     there is such an artifact; a folder that the user names is new, or the artifact of the job that is resumed.
 
     Raises:
-        ConfigError: the name is no name of a folder, a symbolic link has it, or the named folder exists.
+        ConfigError: the name is not a name of a folder, a symbolic link has it, or the named folder exists.
         NoArtifact: nothing can be written there.
     """
     if out:

@@ -277,7 +277,7 @@ def guards_of(
     tasks = [(program, data), *((task.program, task.data) for task in retained)]
     if repeated := [name for at, name in enumerate(tasks) if name in tasks[:at]]:
         raise ConfigError(
-            f"{repeated[0][0]} on {repeated[0][1]} is named twice: once is enough, and what is trained on is no "
+            f"{repeated[0][0]} on {repeated[0][1]} is named twice: once is enough, and what is trained on is not an "
             "retention task"
         )
     for task in retained:

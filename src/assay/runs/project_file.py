@@ -1,6 +1,6 @@
 """The project file: where it is, and which values it has given in this process.
 
-It gives the models of all roles to all commands; one that a command has no use for is no mistake.
+It gives the models of all roles to all commands; one that a command has no use for is not a mistake.
 """
 
 from pathlib import Path

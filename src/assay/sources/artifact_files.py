@@ -150,7 +150,7 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
             else "there is no such folder"
         )
         raise NoArtifact(
-            f"{folder} is no artifact: {why}. `assay compile` and `assay tune` print the folder of their artifact"
+            f"{folder} is not an artifact: {why}. `assay compile` and `assay tune` print the folder of their artifact"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"cannot read {path}: {error}") from None

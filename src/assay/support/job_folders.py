@@ -15,7 +15,7 @@ MARKER = ".assay-job"
 def check_claimable(folder: Path, job: str) -> None:
     """Raises `ConfigError` if a folder holds anything that this job has not made."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(f"{folder} exists and is no folder: remove it, or take another name")
+        raise ConfigError(f"{folder} exists and is not a folder: remove it, or take another name")
     if folder.is_dir() and any(folder.iterdir()) and _owner(folder) != job:
         raise ConfigError(
             f"{folder} holds files that this job has not made, and nothing of it is removed: move it, or take another "

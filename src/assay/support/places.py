@@ -87,5 +87,5 @@ def is_other_file(path: str | Path, ending: str) -> bool:
 def _is_same(place: Path, value: object) -> bool:
     try:
         return isinstance(value, str | Path) and place.samefile(value)
-    except (OSError, ValueError):  # one of them does not exist, or `value` is no path
+    except (OSError, ValueError):  # one of them does not exist, or `value` is not a path
         return False

@@ -19,7 +19,7 @@ def apply_preset(settings: Settings | FormerSettings, field: str, *kinds: Any) -
     The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
 
     Args:
-        field: its value is a path that ends in `.toml`, or the name of a shipped preset; any other value is no preset.
+        field: its value is a path that ends in `.toml`, or the name of a shipped preset; other values are left.
         kinds: the classes whose own settings a preset may have.
     Raises:
         ConfigError: no such file, it is not valid TOML, or it has an unknown setting or a value out of range.

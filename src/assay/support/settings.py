@@ -243,7 +243,7 @@ LARGEST_SEED = 2**32 - 1  # NumPy and transformers take no larger one, and the s
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that an unknown one was probably meant to be."""
-    by_text = {text.lower(): text for text in known}  # case is no difference: GEPA is near to gepa
+    by_text = {text.lower(): text for text in known}  # case is not a difference: GEPA is near to gepa
     close = difflib.get_close_matches(name.lower(), list(by_text), 1)
     return by_text[close[0]] if close else None
 

@@ -84,7 +84,7 @@ def _check_size(root: yaml.Node, source: str, error: type[AssayError]) -> None:
 
 
 def _invalid(source: str, problem: Exception) -> str:
-    """Message about text that is no YAML: place and problem, without PyYAML's name of the text."""
+    """Message about text that is not YAML: place and problem, without PyYAML's name of the text."""
     mark = getattr(problem, "problem_mark", None)
     if mark is None:
         return f"{source}: invalid YAML: {problem}"

@@ -71,7 +71,7 @@ class DataCollector:
                 `default`), `model`, `data_subject`, `tenant` and `consent`.
             source: Source of the rollouts.
         Raises:
-            ConfigError: `interactions` is no iterable of mappings.
+            ConfigError: `interactions` is not an iterable of mappings.
         """
         if isinstance(interactions, str | bytes | Mapping) or not isinstance(interactions, Iterable):
             raise ConfigError(

@@ -111,7 +111,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number} is no JSON: {error}. Correct it before a task is added") from error
+            raise DataError(f"{path}, line {number} is not JSON: {error}. Correct it before a task is added") from error
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number} is no object. Correct it before a task is added")
+            raise DataError(f"{path}, line {number} is not an object. Correct it before a task is added")
         yield row

@@ -75,8 +75,8 @@ class CallFields(TypedDict, total=False):
 
 
 def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str, *, arguments: Sequence[str] = ()) -> None:
-    """Raises ConfigError if a name is no key of the TypedDict `allowed`, naming the nearest one, or a text or a mapping
-    is none.
+    """Raises ConfigError if a name is not a key of the TypedDict `allowed`, naming the nearest one, or a text or a
+    mapping is none.
 
     Args:
         owner: what the fields belong to, for the message: `a rollout`.

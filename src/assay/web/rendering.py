@@ -108,7 +108,7 @@ def rollout_filters(query: Mapping[str, str]) -> tuple[dict[str, str], RolloutFi
     """The fields that are filled in, and the filters that they stand for.
 
     Raises:
-        ConfigError: a score is no number in [0, 1], or a time cannot be read.
+        ConfigError: a score is not a number in [0, 1], or a time cannot be read.
     """
     values = filled_in(query, ROLLOUT_FIELDS)
     return values, RolloutFilters(

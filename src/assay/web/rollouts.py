@@ -530,7 +530,7 @@ def rate(store: Store, rollout_id: str, text: str) -> Rollout:
     """Stores a rating. Returns the rollout with it.
 
     Raises:
-        ConfigError: the text is no number in [0, 1], or the rollout takes no rating.
+        ConfigError: the text is not a number in [0, 1], or the rollout takes no rating.
         UnknownRollout: no rollout has this id.
     """
     rollout = one_rollout(store, rollout_id)

@@ -100,7 +100,7 @@ def check_improvement(config: ImproveSettings, *, model: str | None, monitor: st
     order, monitor = config.order, monitor or config.monitor
     if unknown := sorted(set(order) - set(STEPS)):
         hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], STEPS)) else ""
-        raise ConfigError(f"order={unknown[0]!r} is no step; the steps are {', '.join(STEPS)}{hint}")
+        raise ConfigError(f"order={unknown[0]!r} is not a step; the steps are {', '.join(STEPS)}{hint}")
     if not order:
         raise ConfigError(f"order is empty: name at least one of the steps {', '.join(STEPS)}", flag="--order")
     if (config.retention or monitor) and "grpo" not in order:
@@ -677,7 +677,7 @@ class _Improvement:
         """Compares the best so far and the result of a step on the gate split.
 
         Raises:
-            BudgetExceeded: a cap ended it before it showed a gain; part of the split is no basis for a decision.
+            BudgetExceeded: a cap ended it before it showed a gain; part of the split is not a basis for a decision.
         """
         result = self._compared("gate", self.best, after)
         if result.cap is not None and not result.gain.is_gain:

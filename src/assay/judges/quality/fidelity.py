@@ -25,7 +25,7 @@ from assay.rubrics import JudgeSpec
 # Calls no model.
 
 
-LARGE = 0.05  # share of the scale; a smaller mean change is no bias
+LARGE = 0.05  # share of the scale; a smaller mean change is not a bias
 _LEVEL = 0.05  # for all edits together (Holm 1979, Scandinavian Journal of Statistics 6:65)
 _DRAWS = 4999
 _FEWEST = 10  # pairs

@@ -155,7 +155,7 @@ def _row(transition: Transition, tokenizer: Any, max_length: int, behaviour: boo
     ids = list(transition.token_ids)
     logprobs = list(transition.logprobs) if behaviour and transition.logprobs else None
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
-        return "calls with a log-probability that is no finite number"
+        return "calls with a log-probability that is not a finite number"
     trained = trained_tokens(transition, _pieces(tokenizer, ids)) if transition.constrained else [True] * len(ids)
     return Row(turn=transition.t, prompt_ids=prompt, completion_ids=ids, logprobs=logprobs, trained=trained)
 

@@ -377,7 +377,7 @@ class Recorded:
         value = row["return" if self._returns_to_go else "reward"]
         if not isinstance(value, int | float) or not np.isfinite(value):
             raise DataError(
-                f"{self.folder}: rollout {row['rollout']} has a reward of {value!r}, which is no finite number"
+                f"{self.folder}: rollout {row['rollout']} has a reward of {value!r}, which is not a finite number"
             )
         return float(value)
 
@@ -549,7 +549,7 @@ def export_temperature(folder: str | Path, default: float | None = None) -> floa
 
     Raises:
         ConfigError: several temperatures or another one than `default` were recorded, or none without a `default`.
-        DataError: it is no transitions export.
+        DataError: it is not a transitions export.
     """
     counts = Counter(_config(transition_of_row(row)).get("temperature") for row in read_transitions(Path(folder)))
     unrecorded = counts.pop(None, 0)

@@ -210,7 +210,7 @@ def _success_of(
 
 
 def _corrected(task: Task, steps: Steps, run: ScoredRun, session: Session, threshold: float) -> Demonstration | None:
-    """The run with its last step's output replaced by the label; None if that is no valid demonstration.
+    """The run with its last step's output replaced by the label; None if that is not a valid demonstration.
 
     The label must occur in the step's inputs, besides those of the task: an output that the inputs do not contain
     teaches the model to guess. The corrected run must also succeed by the rubric.

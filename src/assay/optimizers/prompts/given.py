@@ -68,7 +68,7 @@ def optimizer_name(value: Any) -> str:
     with the object can be resumed.
 
     Raises:
-        ValueError: the value is empty, or has no `compile` and is no function that makes such an object.
+        ValueError: the value is empty, or has no `compile` and is not a function that makes such an object.
     """
     if isinstance(value, str | Path):
         if not str(value).strip():
@@ -128,7 +128,7 @@ def target_of(name: str, known: tuple[str, ...] = ()) -> Any:
     Args:
         known: names of optimizers, for the message about a name that is none.
     Raises:
-        ConfigError: there is nothing of that name, or it is no optimizer.
+        ConfigError: there is nothing of that name, or it is not an optimizer.
     """
     if name in _given:
         return _given[name]
@@ -239,7 +239,7 @@ def built(name: str, p: Proposal, configured: Any = None) -> Any:
     Args:
         configured: see `compiled_by`.
     Raises:
-        ConfigError: it cannot be built, or what a function returns is no optimizer.
+        ConfigError: it cannot be built, or what a function returns is not an optimizer.
     """
     target = target_of(name)
     offered = {argument: value(p) for argument, value in _OFFERED.items()}

@@ -181,7 +181,7 @@ def with_halting(program: Any, halting: Halting) -> Any:
     other = copied(program)
     refine = refinement_in(other)
     if refine is None:
-        raise ProgramError(f"{type(program).__name__} is no Refine program, so it has no halting")
+        raise ProgramError(f"{type(program).__name__} is not a Refine program, so it has no halting")
     refine.halting = halting
     return other
 

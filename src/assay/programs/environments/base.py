@@ -224,7 +224,7 @@ class Play:
         """Makes the environment and starts its episode.
 
         Raises:
-            EnvironmentFailed: it raised, took too long, or returned something that is no step or is done.
+            EnvironmentFailed: it raised, took too long, or returned something that is not a step or is done.
         """
         self._environment = self._limited(self._make, "its constructor")
         if not isinstance(self._environment, Environment):
@@ -241,7 +241,7 @@ class Play:
 
         Raises:
             InvalidAction: the environment refused the action.
-            EnvironmentFailed: it raised, took too long, or returned something that is no step, or the sum of the
+            EnvironmentFailed: it raised, took too long, or returned something that is not a step, or the sum of the
                 rewards is not finite.
         """
         short = action if len(action) <= _ACTION_CHARS else f"{action[:_ACTION_CHARS]}…"
@@ -261,7 +261,8 @@ class Play:
     def _checked(self, call: Callable[[], Any], what: str) -> EnvironmentStep:
         result = self._limited(call, what)
         if not isinstance(result, EnvironmentStep):
-            raise self._failure(f"returned {str(result)[:_ACTION_CHARS]!r} from {what}, which is no EnvironmentStep")
+            shown = str(result)[:_ACTION_CHARS]
+            raise self._failure(f"returned {shown!r} from {what}, which is not an EnvironmentStep")
         return result
 
     def _limited(self, call: Callable[[], Any], what: str) -> Any:

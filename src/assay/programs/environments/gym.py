@@ -39,7 +39,7 @@ class GymEnvironment(Environment):
         options: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         if missing := [name for name in ("reset", "step", "action_space") if not hasattr(env, name)]:
-            raise ConfigError(f"{env!r} is no gymnasium environment: it has no {', '.join(missing)}")
+            raise ConfigError(f"{env!r} is not a gymnasium environment: it has no {', '.join(missing)}")
         if parse is not None and actions:
             raise ConfigError("actions and parse were both given: names of actions are read without parse")
         self._env, self._render, self._parse, self._options = env, render or _rendered, parse, options
@@ -93,7 +93,7 @@ class GymEnvironment(Environment):
             try:
                 return self._parse(action)
             except ValueError as error:
-                raise InvalidAction(str(error) or f"{action!r} is no action") from None
+                raise InvalidAction(str(error) or f"{action!r} is not an action") from None
         if self._names:
             if action not in self._names:
                 raise InvalidAction(f"{action!r} is none of {', '.join(self._names)}")

@@ -66,7 +66,7 @@ class TaskServer:
 
     def __init__(self, url: str, key: str) -> None:
         if "://" not in url:
-            raise ConfigError(f"server={url!r} is no URL: write http://{url}", flag="--server URL")
+            raise ConfigError(f"server={url!r} is not a URL: write http://{url}", flag="--server URL")
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise ConfigError(f"server={url!r} must be the address that the trainer printed", flag="--server URL")
         self.url, self._key = url.rstrip("/").removesuffix("/v1"), key

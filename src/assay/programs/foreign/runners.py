@@ -304,7 +304,7 @@ def runner_of(agent: str, *, environment: bool = False) -> AgentRunner:
         words = command_of(agent)
         if words[0].endswith(".py") and not shutil.which(words[0]):
             raise ConfigError(
-                f"agent={agent!r} is no command: write 'python {agent}', or {words[0]}:FUNCTION", flag="--agent"
+                f"agent={agent!r} is not a command: write 'python {agent}', or {words[0]}:FUNCTION", flag="--agent"
             )
         return CommandRunner(words)
     module, _, name = agent.rpartition(":")

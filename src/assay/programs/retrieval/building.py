@@ -111,7 +111,7 @@ class open_text:
 
     Raises:
         OSError: the file cannot be opened.
-        FileChanged: its size or time changed since the listing or during the reading, or it is no regular file.
+        FileChanged: its size or time changed since the listing or during the reading, or it is not a regular file.
     """
 
     def __init__(self, file: TextFile) -> None:
@@ -137,7 +137,7 @@ class open_text:
             raise FileChanged(self.file.name)
 
     def blocks(self) -> Iterator[str]:
-        """The text. `FileChanged` is raised at the end of it, `FileIsBinary` where a part is no text."""
+        """The text. `FileChanged` is raised at the end of it, `FileIsBinary` where a part is not text."""
         if self.encoding is None:
             raise FileIsBinary(self.file.name)
         decoder = codecs.getincrementaldecoder(self.encoding)("replace")

@@ -291,8 +291,8 @@ def run_tests(
 ) -> SuiteResult:
     """Runs each test of a suite on a solution, each in a fresh process that has loaded the solution's code.
 
-    A failure of the solution (an error while it is loaded, an exit, a limit) is no error: the tests that it concerns
-    have failed.
+    A failure of the solution (an error while it is loaded, an exit, a limit) is not an error: the tests that it
+    concerns have failed.
 
     Args:
         timeout_s: for all tests together; tests beyond it have failed.

@@ -133,7 +133,7 @@ class Database(Protocol):
         """The rows of one query.
 
         Raises:
-            QueryError: it is no reading query, the database refused it, or it exceeded a limit.
+            QueryError: it is not a reading query, the database refused it, or it exceeded a limit.
             EnvironmentFailed: the database cannot be used: it is away, locked or damaged.
         """
 

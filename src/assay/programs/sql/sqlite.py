@@ -174,7 +174,7 @@ class SQLite:
     def _rows(self, opened: sqlite3.Connection, sql: str, limits: QueryLimits, ticks: list[int]) -> QueryResult:
         cursor = opened.execute(sql)
         if cursor.description is None:
-            raise QueryError("this is no query", "write")
+            raise QueryError("this is not a query", "write")
         rows: list[tuple[Any, ...]] = []
         size, truncated = 0, False
         for row in cursor:
@@ -285,5 +285,5 @@ def open_database(name: str) -> Database:
         return PostgreSQL(name)
     path = Path(name)
     if not path.is_file():
-        raise DataError(f"database={name!r} is no file and no URL of PostgreSQL")
+        raise DataError(f"database={name!r} is neither a file nor a URL of PostgreSQL")
     return SQLite(path)

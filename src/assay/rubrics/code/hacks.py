@@ -104,7 +104,7 @@ def find_hacks(before: str, after: str, visible_tests: str | Sequence[Any] | Non
     """Finds hacks in what an edit adds: code that passes the tests without doing the task.
 
     Args:
-        before: source that was edited. What it does already is no finding.
+        before: source that was edited. What it does already is not a finding.
         after: the edited source. One that cannot be read is the finding `invalid_code`.
         visible_tests: the tests that the author of the edit saw, as Python source or as a list of sources or cases
             `[expression, expected]`; their literals are searched for. Empty or None: there are none.

@@ -44,7 +44,7 @@ class EnvironmentContract(Contract):
         for task in self.tasks():
             with self.context():
                 for step in self._episode(self.make(), task):
-                    require(isinstance(step, EnvironmentStep), f"{step!r:.120} is no EnvironmentStep")
+                    require(isinstance(step, EnvironmentStep), f"{step!r:.120} is not an EnvironmentStep")
                     try:
                         json.dumps(dict(step.info), allow_nan=False)
                     except (TypeError, ValueError) as error:

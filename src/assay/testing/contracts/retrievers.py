@@ -108,7 +108,7 @@ class RetrieverContract(Contract):
             passages = self.make().search("crane NOT harbour", 1)
         require(
             passages and passages[0].source == "harbour.txt",
-            f"'crane NOT harbour' finds {passages}: NOT is no operator",
+            f"'crane NOT harbour' finds {passages}: NOT is not an operator",
         )
 
     def test_k_is_at_least_one(self) -> None:

@@ -195,7 +195,7 @@ _CONSENT_GIVEN = (
     "opt-in",
     "opted-in",
 )  # any other text means that consent was not given
-# A preflight is no rollout of a job; by the val scores of `promotion` a curriculum moves on.
+# A preflight is not a rollout of a job; by the val scores of `promotion` a curriculum moves on.
 NOT_EXPORTED = ("preflight", "promotion")  # phases
 _SEALED_INPUTS = "with the inputs of a sealed task"
 _SEALED_SPLIT = "of a task that the store's salt assigns to gate or test"

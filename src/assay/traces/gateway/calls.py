@@ -83,7 +83,7 @@ class Call:
         in_path: fields of the request that are in the path instead of the body.
         naming: headers that name the rollout's task and group; empty if the caller may not set them.
     Raises:
-        ConfigError: the header `x-assay-agent` is no name.
+        ConfigError: the header `x-assay-agent` is not a name.
     """
 
     def __init__(

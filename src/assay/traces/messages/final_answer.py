@@ -312,7 +312,7 @@ def answered_with(request: Mapping[str, Any], answer: Answer, called: Collection
         return Ending(answer_fields("", arguments_of(answer)) if submitted else argument_value(final[0][2]))
     if not calls:
         return _by_code(request, answer.output) or Ending(answered_fields(request, answer) or answer.output)
-    reasoning = must or offers_end  # then text next to tool calls is no answer
+    reasoning = must or offers_end  # then text next to tool calls is not an answer
     return Ending(answer.output if answer.output and not reasoning else None)
 
 

@@ -147,7 +147,7 @@ def open_engine(url: str) -> sa.Engine:
 
 
 def _no_database(url: str) -> str | None:
-    """Why the file of an SQLite URL is no database; None if it may be one, or for other databases."""
+    """Why the file of an SQLite URL is not a database; None if it may be one, or for other databases."""
     file = Path(url.removeprefix("sqlite:///"))
     if not url.startswith("sqlite:///") or not file.exists():
         return None
@@ -155,7 +155,7 @@ def _no_database(url: str) -> str | None:
         return "is a folder"
     try:
         with file.open("rb") as stream:
-            return None if stream.read(len(_MAGIC)) in (b"", _MAGIC) else "is no SQLite database"
+            return None if stream.read(len(_MAGIC)) in (b"", _MAGIC) else "is not an SQLite database"
     except OSError:
         return None
 

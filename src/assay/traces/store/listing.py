@@ -118,7 +118,7 @@ def list_runs(
 
 
 def check_run(store: Store, run_id: str | None) -> None:
-    """Refuses a run that is neither recorded nor named by a rollout; None is no run.
+    """Refuses a run that is neither recorded nor named by a rollout; None is not a run.
 
     Raises:
         DataError: there is no such run.
@@ -182,7 +182,7 @@ def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
 def run_folder(where: str | Path | None, run_id: str) -> Path:
     """The folder of a run next to the store. Whether there is one is not checked.
 
-    An id that is no file name, such as one of another program, is replaced by its hash.
+    An id that is not a file name, such as one of another program, is replaced by its hash.
     """
     file = store_file(where)
     name = run_id if is_name(run_id) else hashlib.sha256(run_id.encode("utf-8", "replace")).hexdigest()

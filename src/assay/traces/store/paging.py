@@ -45,7 +45,7 @@ class Cursor:
     def of(cls, text: str) -> "Cursor":
         """Raises `ConfigError` if the text was not made by `str` of a cursor."""
         if (match := _CURSOR.fullmatch(text)) is None:
-            raise ConfigError(f"{text[:80]!r} is no place in a list: follow the links of the page")
+            raise ConfigError(f"{text[:80]!r} is not a place in a list: follow the links of the page")
         return cls(float(match[1]), match[2])
 
 

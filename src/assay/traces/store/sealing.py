@@ -176,7 +176,7 @@ class SplitFinder:
         self._cache: dict[str, str] = {}  # inputs -> split
 
     def of_key(self, key: str) -> str:
-        """The split of a task; "" if that is no key."""
+        """The split of a task; "" if that is not a key."""
         return self._known.get(key) or (split_of(key, self.salt)[0] if len(key) == DIGITS else "")
 
     def of_inputs(self, inputs: Mapping[str, Any], recorded: str = "") -> str:
