@@ -226,7 +226,7 @@ class _Plan:
     removed: str = ""
 
     def options(self, lm: Any, lm_kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The model and the options of the call. A budget is set on the model: DSPy's requests have no option for it."""
+        """The model and the options of the call. A budget is set on the model: DSPy's requests have none."""
         if self.thinking is None or not hasattr(lm, "thinking"):
             return lm, lm_kwargs
         lm_kwargs = {name: value for name, value in lm_kwargs.items() if name != "thinking"}
