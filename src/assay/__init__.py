@@ -30,7 +30,7 @@ _WHERE = {
     "compile_judge": "assay.commands.judge_compile",
     "evaluate": "assay.commands.evaluate",
     "export": "assay.commands.export",
-    "improve": "assay.api.improve.run",
+    "improve": "assay.commands.improve",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
     "load": "assay.runs.loading",
@@ -52,7 +52,6 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.improve.run import improve
     from assay.api.record import record, recorded
     from assay.commands.collect import collect
     from assay.commands.compare import compare
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.impact import parameter_impact
+    from assay.commands.improve import improve
     from assay.commands.index import index
     from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings

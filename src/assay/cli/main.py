@@ -1,6 +1,5 @@
 """`assay`: the group, its lazily loaded commands, and how errors end it: 2 for wrong usage, 1 for a failure."""
 
-import importlib
 import os
 import signal
 import sys
@@ -16,14 +15,10 @@ from assay.support.refused import refused
 from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
-_COMMANDS = {
-    "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
-}
-
 
 def _listed() -> dict[str, str]:
     """All commands and groups, with a line of help."""
-    return dict(sorted({**_COMMANDS, **top_level()}.items()))
+    return dict(sorted(top_level().items()))
 
 
 class _Lazy(click.Group):
@@ -31,12 +26,7 @@ class _Lazy(click.Group):
         return list(_listed())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name in top_level():
-            return derived_command(name)
-        if name not in _COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"assay.cli.{name}").command
-        return command
+        return derived_command(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -8,15 +8,10 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.datasets import SPLITS
-from assay.runs.settings import (
-    ImproveSettings,
-)
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
 
-FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "improve": (ImproveSettings,),
-}
+FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {}
 
 
 def former_options(command: str) -> dict[str, Option]:
