@@ -31,7 +31,7 @@ OPEN_KEYWORDS = {
         "optimizers/prompts/named.py: Proposal.build",
         "optimizers/prompts/named.py: Proposal.compiled",
         "programs/parameters.py: AgentParameters.__init__",
-        "rubrics/schemas.py: is_schema",
+        "rubrics/checks.py: is_schema",
     ),
     "the variables of a template or of a query, or the fields of an event": (
         "deployment/plan.py: Notifier.notify",

@@ -102,7 +102,7 @@ class ImproveSettings(Reported, InStore, NewArtifact, PromptJob):
     """Changes alarms and notes of the pages of trainings and of `report.md`."""
 
     def check(self) -> None:
-        from assay.support.settings import one_of
+        from assay.support.names import one_of
 
         if unknown := [step for step in self.order if step not in STEPS]:
             raise ConfigError(f"{unknown[0]!r} {one_of(unknown[0], STEPS)}", field="order")

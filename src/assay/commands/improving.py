@@ -18,7 +18,6 @@ from assay.commands.improve_settings import ImproveReport, ImproveSettings
 from assay.commands.train import TrainRL, train
 from assay.commands.train_sft import train_sft
 from assay.datasets import SPLITS
-from assay.deployment.artifact import is_artifact
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.evaluation.comparison import Comparison, compare, losses_behind_gain, what_would_decide
 from assay.evaluation.statistics import FEWEST
@@ -58,7 +57,7 @@ from assay.runs.opening import artifact_place, home_of, pinned
 from assay.runs.policy_training import Retained, guards_of
 from assay.runs.preflight import checked, preflight, require_predictors
 from assay.runs.unused import settings_of_another_job, unused_settings
-from assay.sources.artifact_files import read_manifest
+from assay.sources.artifact_files import is_artifact, read_manifest
 from assay.support.formats import check_format
 from assay.support.job_folders import claim_folder, remove_folder
 from assay.support.names import place_in
