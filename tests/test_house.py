@@ -29,7 +29,7 @@ LAYERS = (  # lowest first; packages of one layer may import each other
     ("deployment", "reports"),
     ("optimizers",),
     ("runs",),
-    ("api", "commands"),
+    ("commands",),
     ("cli", "web"),
     ("testing",),
 )

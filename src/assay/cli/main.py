@@ -108,7 +108,7 @@ class _Group(click.Group):
 class _Root(_Group):
     """All commands and groups."""
 
-    start: ClassVar[str] = ""  # type: ignore[misc]
+    start: ClassVar[str] = ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(super().list_commands(ctx))
