@@ -41,7 +41,7 @@ PACKAGES = (
         "assay.errors",
     ),
 )
-SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
+SETTINGS_IN = ("assay.commands", "assay.runs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)
 EXIT_CODES = {
     "0": "Success.",

@@ -29,7 +29,7 @@ LAYERS = (  # lowest first; packages of one layer may import each other
     ("deployment", "reports"),
     ("optimizers",),
     ("runs",),
-    ("api", "commands"),
+    ("commands",),
     ("cli", "web"),
     ("testing",),
 )
@@ -451,7 +451,7 @@ def _text_of(node: ast.AST) -> str:
 
 
 def test_errors_of_the_library_name_arguments_not_flags() -> None:
-    """The command line puts its flags in their place (`assay.cli.wording`)."""
+    """The command line puts its flags in their place (`assay.cli.shared`)."""
     places = [
         f"{path.relative_to(SOURCE)}:{node.lineno}: {flag}"
         for path in sorted(SOURCE.rglob("*.py"))

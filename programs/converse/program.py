@@ -28,8 +28,8 @@ from assay.programs.simulated_users import (
     user_failure,
 )
 from assay.programs.thinking import with_thought
+from assay.support.names import one_of
 from assay.support.scrubbing import error_text
-from assay.support.settings import one_of
 from assay.traces.places import current_rollout
 from assay.traces.recorder import aside
 from assay.traces.records import Rollout

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.datasets.specs import number_of, options_of, share_of, span_of
 from assay.errors import DataError
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 from .words import FIELDS, OWN, SERVICES, Field
 

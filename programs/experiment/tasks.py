@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.datasets.specs import number_of, options_of, share_of
 from assay.errors import DataError
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 MATERIALS: Mapping[str, tuple[int, int]] = {"copper": (50, 6), "iron": (90, 4), "zinc": (30, 3), "nickel": (70, 2)}
 HEATS, HOURS = range(20, 101, 10), range(1, 9)

@@ -30,7 +30,7 @@ _WHERE = {
     "compile_judge": "assay.commands.judge_compile",
     "evaluate": "assay.commands.evaluate",
     "export": "assay.commands.export",
-    "improve": "assay.api.improve.run",
+    "improve": "assay.commands.improve",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
     "load": "assay.runs.loading",
@@ -40,8 +40,8 @@ _WHERE = {
     "load_verifier": "assay.runs.loading",
     "parameter_impact": "assay.commands.impact",
     "project_settings": "assay.commands.project",
-    "record": "assay.api.record",
-    "recorded": "assay.api.record",
+    "record": "assay.runs.recording",
+    "recorded": "assay.runs.recording",
     "run": "assay.commands.run",
     "side_effects": "assay.traces.listening",
     "tune": "assay.commands.tune",
@@ -52,8 +52,6 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.improve.run import improve
-    from assay.api.record import record, recorded
     from assay.commands.collect import collect
     from assay.commands.compare import compare
     from assay.commands.compile import compile
@@ -61,6 +59,7 @@ if TYPE_CHECKING:
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.impact import parameter_impact
+    from assay.commands.improve import improve
     from assay.commands.index import index
     from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
     from assay.runs.loading import load, load_judge, load_rubric, load_verifier
+    from assay.runs.recording import record, recorded
     from assay.traces import Store
     from assay.traces.collector import DataCollector
     from assay.traces.listening import side_effects

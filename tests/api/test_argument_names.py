@@ -5,10 +5,10 @@ import re
 import pytest
 
 import assay
+from assay.commands.evaluate import Evaluate
 from assay.errors import DataError
 from assay.rubrics import checks
-from assay.runs.settings.shared import ProgramSettings
-from assay.support.settings import settings_of
+from assay.support.options import options_of
 
 LOCAL = {"api_base": "http://127.0.0.1:9/v1", "api_key": "k"}
 
@@ -28,6 +28,6 @@ def test_the_help_of_data_names_every_spec() -> None:
     with pytest.raises(DataError) as refused:
         assay.load_tasks("unknown")
     specs = re.findall(r"\w+:…", str(refused.value))
-    help = settings_of(ProgramSettings)["data"].declared.help
+    help = options_of(Evaluate)["data"].help
     assert specs[:2] == ["hf:…", "reasoning_gym:…"]
     assert [spec for spec in specs if spec not in help] == []

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.plan import plan
 from assay.cli.main import group
+from assay.commands.collect import Collect
 from assay.datasets.curriculum import stage_of
 from assay.errors import ConfigError, DataError
+from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 from assay.traces import Store
 
@@ -127,7 +128,7 @@ def test_a_stopped_run_is_resumed_with_the_same_order_and_pays_nothing_twice() -
 def test_the_estimate_is_of_all_stages() -> None:
     program = dspy.Predict("question -> answer")
     settings: Any = {"rubric": "r.yaml", "data": "d.jsonl", "curriculum": "cur.yaml", "lm": adder(9), "n": 2}
-    estimate = plan("collect", program, **settings, prompt_format="json")
+    estimate = plan_of(Collect(program, **settings, prompt_format="json"))
     report = collect(adder(9)).to_dict()
     promoted = sum(row["val"] for row in report["curriculum"]["stages"])
     assert estimate.calls == report["rollouts"] + promoted  # one call each

@@ -57,7 +57,7 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
         raise Cancelled("at the gate")
 
     with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
-        patch.setattr("assay.api.improve.run.compare", cut_off)
+        patch.setattr("assay.commands.improving.compare", cut_off)
         with pytest.raises(Cancelled):
             assay.improve("turning.py:Turning", **job)
     made = list_adapters()
@@ -77,7 +77,7 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
         raise Diverged("the loss was not a finite number")
 
     with monkeypatch.context() as patch:
-        patch.setattr("assay.api.improve.run.train_sft", diverging)
+        patch.setattr("assay.commands.improving.train_sft", diverging)
         down = assay.improve("turning.py:Turning", **{**job, "name": "down"})
     assert down.steps == [
         {"step": "sft", "kept": False, "gate": None, "note": "the loss was not a finite number", "converged": False}
@@ -98,7 +98,7 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
         ({"retention": ["nothing"]}, "must be PROGRAM,RUBRIC,DATA"),
         ({"monitor": "missing.yaml"}, "missing.yaml"),
         ({"retention": [other], "grpo": {"evaluate_every": 0}}, "evaluate_every=0 evaluates none"),
-        ({"monitor": "classify", "order": ["prompts"]}, "retention and monitor would have no effect"),
+        ({"monitor": "classify", "order": ["prompts"]}, "monitor: would have no effect"),
     ):
         with pytest.raises(AssayError, match=message):
             assay.improve("math_qa", name="x", **{**job, **extra})
@@ -108,7 +108,7 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
         recorded.update(options)
         raise Diverged("far enough")
 
-    monkeypatch.setattr("assay.api.improve.run.train", training)
+    monkeypatch.setattr("assay.commands.improving.train", training)
     report = assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
     assert (report.steps[0]["note"], report.steps[0]["converged"]) == ("far enough", False)
     assert (recorded["retention"], recorded["monitor"]) == ([other], "classify")
@@ -119,7 +119,7 @@ def test_the_page_of_a_training_is_written_in_the_words_of_the_caller(
 ) -> None:
     words: list[Any] = []
     trained = SimpleNamespace(name=None, path="folder")
-    monkeypatch.setattr("assay.api.improve.run.train", lambda *_, **given: words.append(given["words"]) or trained)
+    monkeypatch.setattr("assay.commands.improving.train", lambda *_, **given: words.append(given["words"]) or trained)
     job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}
     assay.improve("math_qa", name="z", words=str.upper, **job)
     assert words == [str.upper]

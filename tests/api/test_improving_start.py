@@ -10,10 +10,11 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.api.plan import plan
 from assay.cli.main import group
+from assay.commands.improve import Improve
 from assay.errors import ConfigError, Diverged, ModelError, ProgramError, ProgramFailed
 from assay.evaluation import SilentProgress
+from assay.runs.planning import plan_of
 from rigs.serving import chat_completion, served
 
 PROGRAM = """import dspy
@@ -71,7 +72,7 @@ def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iter
         def far_enough(*_: Any, **__: Any) -> None:
             raise Diverged("far enough")
 
-        monkeypatch.setattr(f"assay.api.improve.run.{step}", far_enough)
+        monkeypatch.setattr(f"assay.commands.improving.{step}", far_enough)
     rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(60)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
@@ -233,21 +234,21 @@ def test_dry_run_refuses_an_existing_name(job: dict[str, Any], server: Server, r
         folder.mkdir(parents=True)
         (folder / "state.json").write_text("{}")
         with pytest.raises(ConfigError, match="unfinished improvement 'down'"):
-            plan("improve", "mine.py:Mine", order=["prompts"], **{**job, "name": "down"})
+            plan_of(Improve("mine.py:Mine", order=["prompts"], **{**job, "name": "down"}))
     assert server.requests == []
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"order": ["prompt"]}, "order='prompt' is not a step.*Did you mean 'prompts'"),
-    ({"order": []}, "order is empty"),
-    ({"order": ["prompts", "sft"], "sft": {}}, "sft cannot train 'openai/m'.*order=\\['prompts'\\]"),
+    ({"order": ["prompt"]}, "order: 'prompt' must be one of prompts.*Did you mean 'prompts'"),
+    ({"order": []}, "order: must name at least one"),
+    ({"order": ["prompts", "sft"], "sft": {}}, "sft cannot train 'openai/m'.*order prompts"),
     ({"order": ["grpo"], "grpo": {"model": "embedded:some.gguf"}}, "grpo cannot train 'embedded:some.gguf'"),
     ({"order": ["prompts", "sft"], "sft": {"epoch": 2}}, "sft:.*'epoch'"),
     (
         {"order": ["grpo"], "rubric": "judged.yaml", "judge_model": "embedded/smollm2-135m"},
         "the model in training, which would learn to satisfy itself",
     ),
-    ({"order": ["prompts"], "monitor": "judged.yaml"}, "retention and monitor would have no effect"),
+    ({"order": ["prompts"], "monitor": "judged.yaml"}, "monitor: would have no effect"),
 ]
 
 
@@ -259,7 +260,7 @@ def test_invalid_settings_of_a_later_step_are_refused_before_the_first(
     with pytest.raises(ConfigError, match=message):
         assay.improve("mine.py:Mine", **settings)
     with pytest.raises(ConfigError, match=message):
-        plan("improve", "mine.py:Mine", **{name: value for name, value in settings.items() if name != "name"})
+        plan_of(Improve("mine.py:Mine", **settings))
     assert server.requests == []
     assert not Path(".assay/improve/up").exists()
 
@@ -272,10 +273,10 @@ def test_a_name_that_leads_elsewhere_is_refused_and_nothing_is_removed(
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "thesis").touch()
     before = {path for path in tmp_path.rglob("*") if path.name != "__pycache__"}
-    with pytest.raises(ConfigError, match="name="):
+    with pytest.raises(ConfigError, match=r"name[=:]"):
         assay.improve("mine.py:Mine", order=["prompts"], **{**job, "name": name})
-    with pytest.raises(ConfigError, match="name="):
-        plan("improve", "mine.py:Mine", order=["prompts"], **{**job, "name": name})
+    with pytest.raises(ConfigError, match=r"name[=:]"):
+        plan_of(Improve("mine.py:Mine", order=["prompts"], **{**job, "name": name}))
     assert before <= set(tmp_path.rglob("*"))
     assert server.requests == []
 
@@ -308,7 +309,7 @@ def test_a_link_in_the_place_of_a_job_is_not_followed(job: dict[str, Any], serve
 def test_what_a_killed_job_left_before_its_state_is_removed(resume: bool, job: dict[str, Any]) -> None:
     write('raise RuntimeError("gone")')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("assay.api.improve.run.write_whole", _killed)
+        patch.setattr("assay.commands.improving.write_whole", _killed)
         with pytest.raises(KeyboardInterrupt):
             assay.improve("mine.py:Mine", order=["prompts"], **job)
     Path(".assay/improve/up/half-written").touch()

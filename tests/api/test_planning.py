@@ -8,8 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.plan import plan
 from assay.cli.main import group
+from assay.commands.compile import Compile
+from assay.commands.evaluate import Evaluate
+from assay.commands.improve import Improve
+from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -44,14 +47,14 @@ def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place:
         "prompt_format": "json",
         "sizes": {"val": 8},
     }
-    assert plan("evaluate", "mine.py:Mine", **options, samples=2).minutes is None
+    assert plan_of(Evaluate("mine.py:Mine", **options, samples=2)).minutes is None
     assert lm.scripted.calls == 0
     assay.evaluate("mine.py:Mine", **options)
-    estimate = plan("evaluate", "mine.py:Mine", **options, samples=2)
+    estimate = plan_of(Evaluate("mine.py:Mine", **options, samples=2))
     assert estimate.calls == 16  # 2 runs of 8 tasks, a call each
     assert estimate.minutes is not None
     assert 0 < estimate.minutes < 1
-    assert plan("compile", "mine.py:Mine", **options, max_calls=50).calls == 50
+    assert plan_of(Compile("mine.py:Mine", **options, max_calls=50)).calls == 50
 
 
 def test_repeated_and_contradicting_rows_are_named_with_and_without_dry_run(place: Path) -> None:
@@ -128,9 +131,10 @@ def test_improve_estimate_includes_training_calls(place: Path) -> None:
         return int(json.loads(ended.stdout.strip().splitlines()[-1])["calls"])
 
     held_out = min(
-        16, plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").sizes["val"]
+        16,
+        plan_of(Compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini")).sizes["val"],
     )
-    compiled = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").calls
+    compiled = plan_of(Compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini")).calls
     assert calls("--order", "prompts") == compiled  # one search, one gate, one test
     few, more = calls("--order", "grpo", "--grpo", "steps=2"), calls("--order", "grpo", "--grpo", "steps=7")
     assert more - few == 5 * 4 * 6
@@ -152,7 +156,9 @@ def test_improve_plan_divides_caps_among_steps(place: Path) -> None:
         "num_generations": 10,
         "evaluate_every": 0,
     }
-    estimate = plan("improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo=grpo, max_calls=200)
+    estimate = plan_of(
+        Improve("mine.py:Mine", name="up", **options, order=["prompts", "grpo"], grpo=grpo, max_calls=200)
+    )
     assert estimate.to_dict()["steps"] == [
         {"step": "prompts", "calls": 300, "share": 120},
         {"step": "grpo", "calls": 20, "share": 20},
@@ -161,8 +167,10 @@ def test_improve_plan_divides_caps_among_steps(place: Path) -> None:
         "steps: 1 prompts, 120 of about 300 calls; 2 grpo, about 20 calls. Up to 20 calls for the gate of each, "
         "20 for the sealed test"
     ) in estimate.lines()
-    estimate = plan(
-        "improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo={**grpo, "steps": 10}, max_calls=200
+    estimate = plan_of(
+        Improve(
+            "mine.py:Mine", name="up", **options, order=["prompts", "grpo"], grpo={**grpo, "steps": 10}, max_calls=200
+        )
     )
     assert estimate.to_dict()["steps"][1] == {"step": "grpo", "calls": 200, "share": None}
     assert any(line.startswith("warning: 1 of the 2 steps fit the caps: step 2, grpo") for line in estimate.lines())

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import group
-from assay.cli.shared import require_coverage
+from assay.commands.groups import check_coverage
 from assay.errors import AssayError, ConfigError, LowCoverage
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import coverage_report
@@ -162,14 +161,9 @@ def test_required_coverage_applies_to_reports_at_any_depth() -> None:
             "gain": None,
         }
     }
-    with click.Context(click.Command("compile"), info_name="compile") as context:
-        with pytest.raises(
-            LowCoverage,
-            match=(
-                r"coverage 0\.25 is below the required 0\.9. kind was not decided on 3 of 4: judge 'Is it kind\?' "
-                r"\(m\): gone"
-            ),
-        ):
-            require_coverage(data)
-        context.meta["min_coverage"] = 0.25
-        require_coverage(data)
+    message = (
+        r"coverage 0\.25 is below the required 0\.9. kind was not decided on 3 of 4: judge 'Is it kind\?' \(m\): gone"
+    )
+    with pytest.raises(LowCoverage, match=message):
+        check_coverage(data, 0.9)
+    check_coverage(data, 0.25)

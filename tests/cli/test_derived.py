@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.derived import derived_command
 from assay.cli.main import command_of, group
-from assay.cli.wording import message_of
+from assay.cli.shared import message_of
 from assay.commands import COMMANDS, GROUPS
 from assay.errors import AssayError
 
@@ -36,7 +35,7 @@ def test_each_command_and_group_has_help(words: str) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_each_option_of_a_command_has_a_help_text(words: str) -> None:
-    command = derived_command(words)
+    command = command_of(words.split())
     assert command is not None
     assert [item.name for item in command.params if getattr(item, "help", "text") == ""] == []
 

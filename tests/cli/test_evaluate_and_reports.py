@@ -13,8 +13,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli.derived import derived_command
-from assay.cli.main import group
+from assay.cli.main import command_of, group
 from assay.cli.shared import Console
 from assay.commands.compile import Compile, CompileReport, sides_table
 from assay.datasets.rows import NO_ROWS
@@ -28,7 +27,7 @@ from assay.traces.store.listing import show_run
 from rigs.command_line import assay_command
 from rigs.serving import chat_completion, served
 
-command: Any = derived_command("evaluate")
+command: Any = command_of(["evaluate"])
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.5", 0), ("0.51", 1)])

@@ -3,8 +3,8 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, get_origin
+from collections.abc import Iterator
+from typing import Any
 
 import click
 import pytest
@@ -12,13 +12,11 @@ from click.testing import CliRunner
 
 from assay.cli.main import group
 from assay.commands.compile import Compile
-from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.commands.tune import TuneOrImpact
 from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
 from assay.rubrics import SHIPPED
 from assay.support.options import options_of
-from assay.support.settings import settings_of
 
 
 def command_of(name: str) -> click.Command:
@@ -98,15 +96,6 @@ def test_flags_of_ranges_lists_and_numbers(monkeypatch: pytest.MonkeyPatch) -> N
     done = CliRunner().invoke(group, ["tune", "p.py:P", *JOB, "--range", "max_steps=1"])
     assert isinstance(done.exception, ConfigError)
     assert done.exception.field == "ranges"
-
-
-def test_only_a_setting_of_names_and_values_asks_for_a_name_and_a_value() -> None:
-    for name, kinds in COMMANDS.items():
-        known = {field: setting for kind in kinds for field, setting in settings_of(kind).items()}
-        for option in command_of(name).params:
-            if isinstance(option, click.Option) and option.metavar == "NAME=VALUE" and str(option.name) in known:
-                assert get_origin(known[str(option.name)].plain) is Mapping, f"{name} {option.opts[0]}"
-    assert "--task-type TASK_TYPE" in CliRunner().invoke(group, ["export", "sft", "--help"]).output
 
 
 def test_the_default_cap_of_auto_is_in_the_help_of_the_commands_that_have_it() -> None:

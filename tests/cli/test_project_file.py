@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import group
-from assay.cli.wording import message_of
+from assay.cli.shared import message_of
 from assay.commands.compile import Compile
 from assay.commands.project import project_settings
 from assay.errors import ConfigError, ProjectError

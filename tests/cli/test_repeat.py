@@ -1,48 +1,23 @@
 """Commands made of stored settings: click reads them back as the same settings."""
 
 import shlex
-from dataclasses import asdict
 from typing import Any
 
 import orjson
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.flags import command_job
-from assay.cli.main import command_of, group
+from assay.cli.main import group
 from assay.cli.repeat import resume_command, rollout_command, run_command
 from assay.commands.collect import Collect
 from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
-from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.commands.judge_compile import CompileJudge
 from assay.commands.tune import TuneOrImpact
 from assay.runs.rl_settings import RLSettings
 from assay.traces.store.rows import as_json
 
 JOB = {"program": "my programs/p.py:P", "rubric": "r.yaml", "data": "arithmetic:size=9&seed=1"}
-CASES: list[Any] = [
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("settings", CASES, ids=lambda settings: settings.kind)
-def test_a_command_has_the_settings_of_its_run(settings: Any) -> None:
-    stored = orjson.loads(as_json(asdict(settings)))
-    text = resume_command(settings.kind, stored)
-    assert text is not None
-    words = shlex.split(text)
-    kinds, name = COMMANDS[settings.kind], settings.kind.split()
-    assert words[: 1 + len(name)] == ["assay", *name]
-    assert words[-1] == "--resume"
-    context = command_of(name).make_context(name[-1], words[1 + len(name) :])
-    with context:
-        values = {**context.params}
-        program = values.pop("program", None) or values.pop("judge", None)
-        _, keywords = command_job(values, program, *kinds)
-    named = {field: value for field, value in stored.items() if field in ("program", "judge")}
-    assert asdict(type(settings)(**{**named, **{k: v for k, v in keywords.items() if k not in named}})) == asdict(
-        settings
-    )
 
 
 @pytest.mark.parametrize(

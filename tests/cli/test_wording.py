@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import command_of, group
-from assay.cli.shared import echo_line
-from assay.cli.wording import in_flags, message_of
+from assay.cli.shared import echo_line, in_flags, message_of
 from assay.errors import AssayError, FailureKind, StopRun
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
 from assay.support.numbers import counted

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.plan import plan
+from assay.commands.compile import Compile
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import SilentProgress
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
+from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -213,7 +214,7 @@ def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
 
 def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(scripted_answer))
+    planned = plan_of(Compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(scripted_answer)))
     assert any("show a gain of" in line for line in planned.lines())
 
 

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.record import opened_store
 from assay.cli.main import group
 from assay.commands.deployed import LoadedVersion
 from assay.commands.scoring import score_rollouts
@@ -20,6 +19,7 @@ from assay.errors import DataError
 from assay.evaluation import SilentProgress
 from assay.programs import load_program
 from assay.rubrics import Criterion, Rubric, checks
+from assay.runs.recording import opened_store
 from assay.testing import scripted_lm
 from assay.traces import Store
 

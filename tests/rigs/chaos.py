@@ -123,7 +123,7 @@ def _collect(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _improve(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.improve.run import improve
+    from assay.commands.improve import improve
 
     options = {**_common(address, resume, **more), "max_search_calls": 80}
     return improve("p.py:Sums", name="better", order=("prompts", "prompts"), **options).to_dict()

@@ -38,8 +38,8 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ConfigError
+from assay.support.names import one_of
 from assay.support.sections import output_names, prompt_fields
-from assay.support.settings import one_of
 from assay.support.values import json_text
 
 __all__ = ["TASKS", "InContextLearner", "LearnerTask"]

@@ -7,12 +7,13 @@ import dspy
 import pytest
 
 import assay
-from assay.api.plan import plan
+from assay.commands.evaluate import Evaluate
 from assay.datasets import Task
 from assay.evaluation.progress import SilentProgress
 from assay.programs import AnswerFromDocuments, DocumentIndex, TextRetriever
 from assay.runs.documents import absent_sources
 from assay.runs.loading import load_rubric
+from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 
 RUBRIC = load_rubric("answer_from_documents")
@@ -95,5 +96,5 @@ def test_it_is_said_before_the_first_call_and_reported(index: DocumentIndex) -> 
     )  # fmt: skip
     assert at_first_call[0] == 1
     assert any("'pump.md' (there is 'pumps.md')" in note for note in report.notes)
-    estimate = plan("evaluate", program=agent(index), rubric="answer_from_documents", data=rows, lm=scripted_lm(reply))
+    estimate = plan_of(Evaluate(program=agent(index), rubric="answer_from_documents", data=rows, lm=scripted_lm(reply)))
     assert any("'pump.md' (there is 'pumps.md')" in caution for caution in estimate.cautions)

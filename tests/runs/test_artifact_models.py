@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.api.plan import plan
-from assay.commands.collect import collect
+from assay.commands.collect import Collect, collect
 from assay.commands.tune import tune
 from assay.errors import ConfigError
+from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 from rigs.serving import served
 
@@ -80,7 +80,7 @@ def test_every_job_on_an_artifact_uses_the_artifacts_model(project: dict[str, An
         assert collect(artifact, n=2, sizes={"train": 2}, **project).to_dict()["rollouts"] == 4
         assay.compile(artifact, max_search_calls=4, **SMALL, **project)
         tune(artifact, trials=2, sizes={"val": 2, "gate": 2, "test": 2}, cache=False, **project)
-        assert plan("collect", artifact, split="train", **project).calls > 0
+        assert plan_of(Collect(artifact, split="train", **project)).calls > 0
         assert set(requests) == {"own"}
         requests.clear()
         collect(artifact, n=1, model="openai/other", api_base=f"{address}/v1", sizes={"train": 2}, **project)

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.record import opened_store
 from assay.cli.main import group
 from assay.commands.run import Predictor
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task
+from assay.runs.recording import opened_store
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 from assay.traces.records import subject_digest

@@ -12,10 +12,10 @@ from collected_answers import program as program
 from collected_answers import run
 
 import assay
-from assay.api.record import opened_store
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import task_key
 from assay.errors import ConfigError
+from assay.runs.recording import opened_store
 from assay.testing import scripted_lm
 from assay.traces import Store, ToolCall
 from assay.traces.export.selection import consents

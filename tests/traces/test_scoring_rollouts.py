@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from collected_answers import program as program
 
 import assay
-from assay.api.record import opened_store
 from assay.cli.main import group
 from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError
+from assay.runs.recording import opened_store
 from assay.traces import Rollout, Store, ToolCall, Transition
 
 

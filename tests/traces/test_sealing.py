@@ -9,6 +9,7 @@ import dspy
 import pytest
 
 import assay
+from assay.commands.evaluate import Evaluate
 from assay.commands.tune import Tune, cheaper
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import make_task, task_key
@@ -16,7 +17,6 @@ from assay.errors import ConfigError
 from assay.evaluation.comparison import Comparison
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.statistics import paired_gain
-from assay.runs.settings import CommonSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.settings import Gates
@@ -127,7 +127,10 @@ def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it
 
 
 def test_only_a_different_salt_changes_the_jobs_key() -> None:
-    assert CommonSettings().key == CommonSettings(salt="assay").key != CommonSettings(salt="b").key
+    def key(**salt: str) -> str:
+        return Evaluate("p", rubric="r", data="d", **salt).key
+
+    assert key() == key(salt="assay") != key(salt="b")
 
 
 # -- exports compute the split

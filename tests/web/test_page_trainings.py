@@ -13,7 +13,7 @@ from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
 from assay.cli.main import command_of
-from assay.cli.wording import in_flags
+from assay.cli.shared import in_flags
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport

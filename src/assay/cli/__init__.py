@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when the command is called, so that `--help` stays quick."""
+"""The command line."""
 
 from assay.cli.main import main
 

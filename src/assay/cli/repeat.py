@@ -3,21 +3,15 @@
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
-import click
-
-from assay.cli.derived import switch
-from assay.cli.main import command_of
-from assay.cli.wording import in_flags
-from assay.commands import COMMANDS as DERIVED
-from assay.commands import SHORT_FORMS, command_class, long_form
-from assay.commands.former import FORMER_COMMANDS
+from assay.cli.main import command_of, switch
+from assay.cli.shared import in_flags
+from assay.commands import COMMANDS, SHORT_FORMS, command_class, long_form
 from assay.models.defaults import DEFAULT_MODEL
 from assay.support.options import options_of
-from assay.support.settings import Setting, settings_of
 
-COMMANDS = {*FORMER_COMMANDS, *DERIVED, *SHORT_FORMS}
+_KNOWN = {*COMMANDS, *SHORT_FORMS}
 
 _PLAIN = (str, int, float)
 _LONGEST = 4_000  # characters of a command
@@ -29,7 +23,7 @@ class NotRepeatable(Exception):
 
 def resume_command(kind: str, config: Mapping[str, Any], *, store: str | None = None) -> str | None:
     """The command that resumes a run; None if its kind has no `--resume` or its settings fit no command line."""
-    command = command_of(name.split()) if (name := _command(kind, config)) in COMMANDS else None
+    command = command_of(name.split()) if (name := _command(kind, config)) in _KNOWN else None
     if command is None or all("--resume" not in option.opts for option in command.params):
         return None
     text = run_command(kind, config, store=store)
@@ -44,7 +38,7 @@ def run_command(kind: str, config: Mapping[str, Any], *, store: str | None = Non
         config: its stored settings. Those that are the default are left out.
         store: value of `--store`; None for the default store.
     """
-    if (name := _command(kind, config)) not in COMMANDS:
+    if (name := _command(kind, config)) not in _KNOWN:
         return None
     try:
         words = ["assay", *name.split(), *_arguments(name, config)]
@@ -55,7 +49,7 @@ def run_command(kind: str, config: Mapping[str, Any], *, store: str | None = Non
 
 def words_of_run(kind: str, config: Mapping[str, Any], text: str) -> str:
     """A message of a run with the flags of its command in place of Python arguments."""
-    command = command_of(name.split()) if (name := _command(kind, config)) in COMMANDS else None
+    command = command_of(name.split()) if (name := _command(kind, config)) in _KNOWN else None
     return text if command is None else in_flags(text, command)
 
 
@@ -90,9 +84,6 @@ def _line(words: Sequence[str]) -> str | None:
 
 def _arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
     """The arguments and options of a command that set what a run was given."""
-    if words in FORMER_COMMANDS:
-        yield from _former_arguments(words, config)
-        return
     sizes, fixed = config.get("sizes") or {}, long_form(words)[1]
     values = {**config, "size": sizes.get(config.get("split")), **{f"{split}_size": sizes[split] for split in sizes}}
     if words.startswith("train "):
@@ -121,54 +112,6 @@ def _arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
                 yield from (*flag, text)
         else:
             yield from (*flag, _text(value))
-
-
-def _former_arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """As `_arguments`, of a command of the former settings classes. It goes with the last of them."""
-    known = {
-        name: setting for settings in reversed(FORMER_COMMANDS[kind]) for name, setting in settings_of(settings).items()
-    }
-    for parameter in command_of(kind.split()).params:
-        name = str(parameter.name)
-        if isinstance(parameter, click.Argument):
-            value = config.get(name)
-            if isinstance(value, _PLAIN):
-                yield str(value)
-            elif value is not None or parameter.required:
-                raise NotRepeatable(name)
-            continue
-        field = name if name in known else name.removeprefix("no_").removeprefix("without_")
-        if name.endswith("_size") and isinstance(config.get("sizes"), Mapping):
-            size = config["sizes"].get(name.removesuffix("_size"))
-            yield from () if size is None else (parameter.opts[-1], str(size))
-        elif field in known and field in config and not _is_default(known[field], config[field]):
-            yield from _words(known[field], parameter, config[field])
-    sizes = config.get("sizes") or {}
-    if sizes and any(option.name == "size" for option in command_of(kind.split()).params):
-        yield from ("--size", str(next(iter(sizes.values()))))
-
-
-def _is_default(setting: Setting, value: Any) -> bool:
-    default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
-    return value is None or bool(value == default)
-
-
-def _words(setting: Setting, option: click.Parameter, value: Any) -> Iterator[str]:
-    """The words of one option."""
-    flag, kind = max(option.opts, key=len), setting.plain
-    if kind is bool:
-        yield option.secondary_opts[0] if option.secondary_opts and not value else flag
-    elif isinstance(value, Mapping) and get_origin(kind) is Mapping:
-        of_ranges = get_origin(get_args(kind)[1]) is tuple
-        for name, item in value.items():
-            yield from (flag, f"{name}={':'.join(map(str, item)) if of_ranges else _text(item)}")
-    elif isinstance(value, list) and getattr(option, "multiple", False):
-        for item in value:
-            yield from (flag, _text(item))
-    elif isinstance(value, list):
-        yield from (flag, ",".join(map(_text, value)))
-    else:
-        yield from (flag, _text(value))
 
 
 def _text(value: Any) -> str:

@@ -29,6 +29,10 @@ COMMANDS = {
     "export preferences": ("export.ExportPreferences", "Pairs of answers to the same prompt, for DPO or KTO."),
     "export sft": ("export.ExportSFT", "Prompts and completions of good rollouts, one row per LM call."),
     "export transitions": ("export.ExportTransitions", "Every LM call with token ids, logprobs, reward and advantage."),
+    "improve": (
+        "improve.Improve",
+        "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
+    ),
     "index": ("index.Index", "Index a folder of documents for agents that retrieve."),
     "init": ("init.Init", "Write a project: program, rubric, data and assay.toml."),
     "judge audit": ("judge_audit.AuditJudge", "Test a judge for known failure modes."),

@@ -13,7 +13,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.api.record import opened_store
 from assay.commands.deployed import LoadedVersion
 from assay.commands.judge_drift import replay_anchors
 from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
@@ -32,6 +31,7 @@ from assay.models.limits import OverTime
 from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
+from assay.runs.recording import opened_store
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout, Store
 from assay.traces.store import tables as schema

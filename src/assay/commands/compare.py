@@ -181,9 +181,10 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
     held out."""
 
     def run(self) -> CompareReport:
-        from assay.deployment.artifact import is_artifact, with_model_of
+        from assay.deployment.artifact import with_model_of
         from assay.evaluation import paired_gain
         from assay.runs.arguments import check_state, resolve_lm
+        from assay.sources.artifact_files import is_artifact
         from assay.traces.records import new_id
 
         a, b, states = self.a, self.b, (self.state_a, self.state_b)
@@ -227,8 +228,9 @@ def _rest(caps: dict[str, Any], first: EvaluationReport) -> dict[str, Any]:
 
 def _check_loads(side: Any) -> None:
     """Refuses a side that cannot be loaded before the other side has been evaluated."""
-    from assay.deployment.artifact import is_artifact, load_artifact
+    from assay.deployment.artifact import load_artifact
     from assay.programs.loading import program_class
+    from assay.sources.artifact_files import is_artifact
 
     if isinstance(side, str | Path):
         _ = load_artifact(side) if is_artifact(side) else program_class(str(side))

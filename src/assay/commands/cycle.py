@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.api.improve.run import improve
 from assay.commands.advancing import advanced
 from assay.commands.compile import compile as compile_program
 from assay.commands.deploy import advance_deployment, start_deployment
+from assay.commands.improve import improve
 from assay.commands.loop_file import LoopSettings
 from assay.commands.pool import collect_pool
 from assay.deployment.decisions import RUNNING

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import dspy
 from annotated_types import Ge
 
-from assay.api.record import opened_store, record
 from assay.commands.groups import InStore, Trusting
 from assay.datasets import Task
 from assay.datasets.tasks import known_outputs, own_containers, task_key
@@ -33,6 +32,7 @@ from assay.rubrics import Rubric
 from assay.rubrics.criteria import OutOfRange
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
+from assay.runs.recording import opened_store, record
 from assay.runs.rescoring import named_judge, threads_for
 from assay.runs.scoring_settings import StoredJudge
 from assay.support.options import Flag, Seconds, function_of

@@ -392,10 +392,10 @@ def _saved(
 
 def _as_stored(judge: "Judge", stored: Mapping[str, Any]) -> JudgeReport:
     """The report of a run that had already ended. Its outcome has no answers of single items."""
-    from assay.deployment.artifact import is_artifact
     from assay.judges import Judge
     from assay.optimizers.judges.compile import JudgeOutcome
     from assay.runs.loading import load_judge
+    from assay.sources.artifact_files import is_artifact
 
     has_unproven = stored["unproven"] and is_artifact(stored["unproven"])
     compiled = load_judge(stored["unproven" if has_unproven else "artifact"], own_model=False)

@@ -126,8 +126,8 @@ class ReplayAnchors(Preflight, JudgeJob):
             return report
 
     def _path(self) -> Path:
-        from assay.deployment.artifact import is_artifact
         from assay.runs.anchors import ANCHORS
+        from assay.sources.artifact_files import is_artifact
 
         if self.anchors is not None:
             return Path(self.anchors)

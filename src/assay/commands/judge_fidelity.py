@@ -10,10 +10,10 @@ from assay.commands.judging import SpentReport, spent_by, with_names
 from assay.errors import ConfigError, DataError
 from assay.models.limits import DEFAULT_S
 from assay.runs.groups import Budget, Cached, KeyedJob
+from assay.support.names import one_of
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, Seconds, Share, function_of
 from assay.support.report import Table
-from assay.support.settings import one_of
 
 if TYPE_CHECKING:
     from assay.judges.quality.fidelity import Interview

@@ -80,10 +80,10 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
     @contextmanager
     def session(self, *, resume: bool = False) -> "Iterator[tuple[Judge, Session, Run]]":
         """Context with the judge, an open session for it, and its run."""
-        from assay.deployment.artifact import is_artifact, with_model_of
+        from assay.deployment.artifact import with_model_of
         from assay.runs.opening import open_run
         from assay.runs.preflight import check_prices
-        from assay.sources.artifact_files import unproven_note
+        from assay.sources.artifact_files import is_artifact, unproven_note
 
         own, is_compiled = dict[str, Any](), isinstance(self.judge, str) and is_artifact(self.judge)
         if is_compiled and self.model is None and lm_of(self) is None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
-from assay.commands import COMMANDS, command_class
+from assay.commands import command_class
 from assay.commands.deploy import StartOptions
 from assay.deployment.plan import Hook
 from assay.deployment.settings import PoolSettings
 from assay.errors import ConfigError, DeploymentError
 from assay.runs.scoring_settings import ScoringSettings
+from assay.support.names import nearest
 from assay.support.options import Count, Items, Positive, Settings, Share, options_of
-from assay.support.settings import nearest
 from assay.support.yaml_models import load_settings
 
 if TYPE_CHECKING:
@@ -117,13 +117,7 @@ class LoopSettings(Settings):
 
 def _options_of(method: str) -> list[str]:
     """The keywords of `assay.compile` or `assay.improve`."""
-    if method in COMMANDS:
-        kind = command_class(method)
-    else:
-        from assay.commands.former import FORMER_COMMANDS
-
-        kind = FORMER_COMMANDS[method][0]
-    return [item.name for item in fields(kind)]
+    return [item.name for item in fields(command_class(method))]
 
 
 def load_loop(path: str | Path) -> LoopSettings:

@@ -14,33 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from assay.commands import COMMANDS, SHORT_FORMS, command_class, long_form
-from assay.datasets import SPLITS
 from assay.errors import ConfigError, ProjectError
 from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
 from assay.runs.project_file import find_project, remember
 from assay.sources import trust
 from assay.sources.trust import hash_of_file, trusts
-from assay.support.keywords import takes
-from assay.support.options import Option, options_of
-from assay.support.settings import nearest
+from assay.support.names import nearest
+from assay.support.options import Option, options_of, takes
 
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")
 _MOST_LISTED = 80  # names in a message; [defaults] has more than twice as many
-_SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
 _ROOTS = (".git", ".hg", ".svn", ".jj")  # in the root of a project under version control
 _LISTENS = ("host", "agent_listen", "allow_host")  # where requests are taken from, which use the user's key
 _HAVE_ADDRESS = re.compile(r"(?:.*_)?model|embedder|sft|grpo|optimizer_settings")  # settings besides those of a URL
 
 
-@takes()
+@takes
 @trusts
 def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     """Settings of `assay.toml` for a command, as keywords: `assay.compile(**assay.project_settings("compile"))`.
 
-    A command's table overrides those of the roles, which override `[defaults]`. Paths are relative to the file. The
-    numbers of tasks have the keys of their flags (`val_size`, or `size` where a command reads one split). They are
-    returned as `sizes` for the functions that take it.
+    A command's table overrides those of the roles, which override `[defaults]`. Paths are relative to the file.
 
     Args:
         command: such as `compile`, `train grpo` or `judge audit`.
@@ -71,15 +66,11 @@ def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, d
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
             merged |= {name: value for name, value in values.items() if name in options}
-    former = command not in {*COMMANDS, *SHORT_FORMS}  # its keyword is `sizes`
-    sizes = {split: merged.pop(key) for key, split in _SIZE_KEYS.items() if former and key in merged}
-    if former and "size" in merged:
-        sizes[merged.get("split", options["split"].default)] = merged.pop("size")
     located = {name: _located(path.parent, options[name].flag.path, value) for name, value in merged.items()}
     for name, value in located.items():
         for form in _forms(options.get(name), value):
             remember(name, form)
-    return path, located | ({"sizes": sizes} if sizes else {})
+    return path, located
 
 
 def demand_trust(path: Path, command: str, values: Mapping[str, Any], folder: str | Path = ".") -> None:
@@ -176,18 +167,12 @@ def _forms(option: Option | None, value: Any) -> list[Any]:
 @functools.cache
 def commands_with_settings() -> Sequence[str]:
     """The commands that take settings from the file, by their words."""
-    from assay.commands.former import FORMER_COMMANDS
-
-    return [*FORMER_COMMANDS, *(words for words in (*COMMANDS, *SHORT_FORMS) if _options(words))]
+    return [words for words in (*COMMANDS, *SHORT_FORMS) if _options(words)]
 
 
 @functools.cache
 def _options(command: str) -> Mapping[str, Option]:
     """The options that a command takes from the file, by key."""
-    if command not in {*COMMANDS, *SHORT_FORMS}:
-        from assay.commands.former import former_options  # they load all settings classes
-
-        return former_options(command)
     words, fixed = long_form(command)
     options = options_of(command_class(words))
     return {name: option for name, option in options.items() if option.flag.key and name not in fixed}
@@ -206,10 +191,7 @@ def _prefixes(words: str) -> list[str]:
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The models of the roles as settings of a command; a judge without a model uses the program's."""
-    from assay.commands.former import FORMER_COMMANDS
-
-    kinds = FORMER_COMMANDS.get(command) or (command_class(command),)
-    default_role = next((getattr(kind, "ROLE", "program") for kind in kinds), "program")
+    default_role = getattr(command_class(command), "ROLE", "program")
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":
         return []

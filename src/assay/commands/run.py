@@ -86,7 +86,7 @@ class Predictor(Trusting, InStore, Model):
         from assay.datasets.columns import used_columns
         from assay.datasets.tasks import make_task, missing_inputs, own_containers, owners_of
         from assay.deployment import load_artifact
-        from assay.deployment.artifact import check_pinned, is_artifact
+        from assay.deployment.artifact import check_pinned
         from assay.evaluation import SilentProgress
         from assay.evaluation.session import stored_fields
         from assay.models import Thinking, get_lm
@@ -101,6 +101,7 @@ class Predictor(Trusting, InStore, Model):
         from assay.runs.jobs import salt_in
         from assay.runs.lock import answered_within
         from assay.runs.opening import opened_store
+        from assay.sources.artifact_files import is_artifact
         from assay.traces import Recorder, Rollout
         from assay.traces.listening import replacing
         from assay.traces.records import subject_digest
@@ -448,9 +449,9 @@ def inputs_of(program: str) -> list[str] | None:
         AssayError: it cannot be loaded.
     """
     from assay.deployment import load_artifact
-    from assay.deployment.artifact import is_artifact
     from assay.programs import load_program, program_inputs
     from assay.programs.loading import full_name
+    from assay.sources.artifact_files import is_artifact
 
     name = full_name(program)
     loaded: Any = load_artifact(name).program if is_artifact(name) else load_program(name)

@@ -19,10 +19,10 @@ from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
 from assay.optimizers.search_settings import SearchConfig
 from assay.runs.groups import DecidedJob, ParameterJob, StagedJob
 from assay.runs.job_report import JobReport
+from assay.support.names import one_of
 from assay.support.options import Count, Flag, Positive, function_of, options_of
 from assay.support.presets import apply_preset
 from assay.support.report import OBJECT, Table, Words
-from assay.support.settings import one_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -660,7 +660,7 @@ class _Searched:
 
 
 def _check_folders(apply: str | Path | None, also: "Sequence[str | Path]") -> None:
-    from assay.deployment.artifact import is_artifact
+    from assay.sources.artifact_files import is_artifact
 
     named = [("apply", apply, "write parameters into"), *(("also", name, "try as well") for name in also)]
     for argument, folder, purpose in named:

@@ -12,8 +12,8 @@ from typing import Any
 
 from assay.datasets.tasks import Task
 from assay.errors import DataError
+from assay.support.names import nearest
 from assay.support.package import CONTENT
-from assay.support.settings import nearest
 
 PREFIX = "curriculum:"  # of the dataset with the tasks of all stages
 SHIPPED = ("tool_use",)

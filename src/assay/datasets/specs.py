@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from assay.errors import DataError
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 Row = tuple[str, dict[str, Any]]  # (place for error messages, fields)
 GENERATORS = {

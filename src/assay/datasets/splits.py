@@ -26,8 +26,8 @@ from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
-from assay.support.keywords import takes
 from assay.support.numbers import counted
+from assay.support.options import takes
 from assay.support.values import json_value
 
 __all__ = [
@@ -241,7 +241,7 @@ def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> di
     return dict(zip(names, row.values(), strict=True))
 
 
-@takes()
+@takes
 def load_tasks(
     spec: str,
     *,

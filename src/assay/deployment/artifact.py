@@ -445,11 +445,6 @@ def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str,
     return settings
 
 
-def is_artifact(path: str | Path) -> bool:
-    """Whether a path looks like an artifact's folder."""
-    return (Path(path) / "manifest.json").is_file()
-
-
 def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Artifact:
     """Checks all files of an artifact and loads it, into `program` if it cannot be built from its name alone.
 

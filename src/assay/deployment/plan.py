@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.errors import ConfigError
+from assay.support.names import one_of
 from assay.support.options import Count, Items, Positive, Seconds, Settings
 from assay.support.scrubbing import add_secrets, error_text
-from assay.support.settings import one_of
 from assay.support.values import json_text
 
 # -- Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the

@@ -20,10 +20,9 @@ from assay.deployment.evidence import unit_digest
 from assay.deployment.settings import Suite
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import unproven_note, verified
-from assay.support.names import check_name
+from assay.support.names import check_name, nearest
 from assay.support.numbers import counted
 from assay.support.report import Report
-from assay.support.settings import nearest
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean

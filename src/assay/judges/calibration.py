@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import ConfigError
 from assay.rubrics import JudgeSpec, NoGrade
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 METHODS = ("platt", "isotonic", "probe")
 _SMALLEST = 1e-6

@@ -31,7 +31,7 @@ from assay.judges.reading import (
 from assay.models import sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 PAIR_SCALE = ("a", "tie", "b")
 ORDERS = ("given", "swapped")

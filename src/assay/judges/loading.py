@@ -19,7 +19,7 @@ from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.loading import JudgeFile, import_check, load_rubric, shipped_judge
 from assay.sources import trust
 from assay.sources.artifact_code import around
-from assay.support.settings import nearest
+from assay.support.names import nearest
 from assay.support.yaml_files import read_text
 from assay.support.yaml_models import StrictModel, parse_yaml
 

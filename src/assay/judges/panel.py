@@ -13,7 +13,7 @@ from assay.judges.calibration import Calibration
 from assay.judges.labels import Item
 from assay.rubrics import NoGrade
 from assay.sources.modules import attribute_of, qualified_name
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 RULES = ("majority", "median", "mean")
 _MAX_WEIGHT = 4.0  # of a member that is never wrong

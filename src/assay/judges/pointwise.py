@@ -39,7 +39,7 @@ from assay.judges.reading import (
 )
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.json_texts import is_json
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 # -- Readings from a decision model: a client that answers typed questions with a probability per option.
 #

@@ -30,7 +30,7 @@ from assay.models.prices import Price
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.thinking import Thinking, ThinkingError
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 _PROVIDERS = ("anthropic", "azure", "gemini", "hosted_vllm", "lm_studio", "ollama", "ollama_chat", "openai")
 _REASONS = "max_completion_tokens"  # DSPy sets it for reasoning models that take no temperature

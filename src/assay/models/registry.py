@@ -22,7 +22,7 @@ from typing import Any
 
 from assay.errors import ModelError, NoModelFile
 from assay.models.defaults import DEFAULT_WEIGHTS
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 # -- Metadata of a GGUF file: architecture, name, context length, chat template. Reads only the header, no weights.
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.errors import ConfigError
+from assay.support.names import nearest
 from assay.support.sections import sections_in
-from assay.support.settings import nearest
 
 if TYPE_CHECKING:
     from dspy import lm15

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Gt, Le
 
 from assay.errors import ConfigError
+from assay.support.names import nearest
 from assay.support.options import Flag, Positive, Seed, Settings
-from assay.support.settings import nearest
 
 if TYPE_CHECKING:
     from assay.evaluation.metrics import Budget

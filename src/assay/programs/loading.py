@@ -25,8 +25,8 @@ from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located, without_call
 from assay.sources.naming import public
 from assay.sources.opened import forget, watching
+from assay.support.names import nearest
 from assay.support.places import no_such_file, similar_name
-from assay.support.settings import nearest
 
 # -- Reads the state of a program that DSPy's `program.save("x.json")` wrote.
 #

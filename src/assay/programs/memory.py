@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError
 from assay.programs.retrieval.fulltext import WORDS, match_of, prepare, words_of
-from assay.support.keywords import takes
+from assay.support.options import takes
 from assay.traces.places import current_rollout
 from assay.traces.records import subject_digest, subject_digests
 from assay.traces.store import Store
@@ -69,7 +69,7 @@ class Memory:
         StoreError: the database cannot be opened, or its SQLite has no full-text search.
     """
 
-    @takes()
+    @takes
     def __init__(
         self,
         store: Store | str | Path | None = None,

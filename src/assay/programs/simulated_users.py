@@ -13,7 +13,7 @@ import dspy
 
 from assay.errors import DataError, EnvironmentFailed
 from assay.programs.adapters import make_adapter
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 ENDINGS = ("", "done", "gave_up")
 MESSAGE_CHARS = 2000  # of a user's message; the rest is cut off

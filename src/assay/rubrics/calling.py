@@ -10,8 +10,8 @@ from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN, Task
 from assay.errors import RubricError
 from assay.sources.modules import qualified_name
 from assay.support.awaited import completed
+from assay.support.names import nearest
 from assay.support.options import option_of
-from assay.support.settings import nearest
 
 GIVEN = ("task", "prediction", "rollout")  # what a check may take, by name or in this order
 _OF_CHECKS = {"task", "rollout"}  # names that parameters of a check have and those of a DSPy metric have not

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from assay.datasets import Task
 from assay.errors import FailureKind, RubricError
 from assay.rubrics.calling import MetricCheck, as_check, definition_of, named_keywords, unfit_arguments
-from assay.support.settings import one_of
+from assay.support.names import one_of
 from assay.traces.records import Verdict
 
 SCALE_KINDS = ("ordinal", "nominal", "numeric")

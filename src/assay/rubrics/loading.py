@@ -26,9 +26,9 @@ from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import STEP_CAP, Rubric
 from assay.sources.modules import attribute_of, qualified_name
 from assay.sources.naming import why_not_imported
+from assay.support.names import nearest
 from assay.support.package import CONTENT
 from assay.support.places import no_such_file
-from assay.support.settings import nearest
 from assay.support.yaml_files import read_text
 from assay.support.yaml_models import (
     Problem,

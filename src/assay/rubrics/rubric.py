@@ -27,8 +27,8 @@ from assay.rubrics.criteria import (
 )
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
 from assay.rubrics.scoring import ScoreResult, combine, failure_of, fields_of, grade, read_by, set_failure, task_of
+from assay.support.names import one_of
 from assay.support.scrubbing import error_text
-from assay.support.settings import one_of
 from assay.support.values import json_text
 from assay.traces.records import Rollout, Verdict
 

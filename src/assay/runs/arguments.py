@@ -1,4 +1,4 @@
-"""Arguments of the Python functions: programs and models as objects. Settings as keywords: `assay.support.keywords`."""
+"""Arguments of the Python functions: programs and models as objects."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from assay.datasets.memory import data_spec, names_splits, with_rest
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import SPLITS
 from assay.datasets.tasks import SPLIT_ALIASES
-from assay.deployment.artifact import is_artifact, with_model_of
+from assay.deployment.artifact import with_model_of
 from assay.errors import AssayError, ConfigError, DataError, ProgramError
 from assay.evaluation.statistics import fewest_to_accept
 from assay.models.lm import has_provider
@@ -23,11 +23,11 @@ from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wr
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.groups import ProgramJob
 from assay.runs.loading import load_rubric
-from assay.runs.settings.shared import ProgramSettings
+from assay.sources.artifact_files import is_artifact
 from assay.sources.modules import qualified_name, without_call
 
 _MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
-_Settings = TypeVar("_Settings", bound=ProgramSettings | ProgramJob)
+_Settings = TypeVar("_Settings", bound=ProgramJob)
 
 
 def resolve_program(program: Any) -> Any:

@@ -15,7 +15,7 @@ from assay.programs.retrieval import DocumentIndex
 from assay.programs.retrieval.memory import listed_sources
 from assay.rubrics import Rubric
 from assay.rubrics.documents import expected_sources, retrieved
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 __all__ = ["absent_sources"]
 

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.artifact import is_artifact
 from assay.errors import ArtifactError, AssayError, StopRun
 from assay.evaluation import Progress
 from assay.models import Caps
+from assay.sources.artifact_files import is_artifact
 from assay.support.places import write_whole
 from assay.support.refused import FULL_DISK, note_full_disk
 from assay.support.scrubbing import error_text, results

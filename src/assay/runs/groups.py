@@ -19,7 +19,6 @@ from assay.models.roles import check_address
 from assay.models.thinking import short_form
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.search_settings import Objectives
-from assay.runs.settings.shared import DEFAULT_SALT, ProgramSettings
 from assay.support.options import Count, Flag, Pair, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
@@ -40,6 +39,7 @@ KeyVariable: TypeAlias = Annotated[str | None, Flag(metavar="NAME", job=False)]
 Budget: TypeAlias = Annotated[int | str | None, Flag(metavar="BUDGET"), Parse(short_form)]
 State: TypeAlias = Annotated[str | Path | None, Flag(metavar="FILE", path=True), Parse(str)]
 SPLITS = ("train", "val", "gate", "test")
+DEFAULT_SALT = "assay"  # of `assay.traces.store.sealing`, which loads the database
 _SIZES = ("size", "train_size", "val_size", "gate_size", "test_size")  # stored as `sizes`
 _MODEL = ("model", "api_base", "api_key_env", "price", "thinking")
 
@@ -494,6 +494,3 @@ class PromptJob(ReflectionModel, CompileConfig, DecidedJob):
     def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
         reflection = (self.reflection_model, self.reflection_api_base, self.reflection_api_key_env)
         return {**super().endpoints, "reflection": reflection}
-
-
-AnyJob: TypeAlias = ProgramSettings | ProgramJob  # until all commands have left `assay.runs.settings`

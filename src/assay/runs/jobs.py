@@ -18,12 +18,13 @@ from assay.datasets.curriculum import PREFIX, load_curriculum
 from assay.datasets.fields import Fields
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import Artifact, load_artifact
-from assay.deployment.artifact import check_pinned, is_artifact
+from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
 from assay.evaluation import Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
+from assay.models.defaults import DEFAULT_MODEL
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
@@ -36,12 +37,10 @@ from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
-from assay.runs.groups import AnyJob, StagedJob
+from assay.runs.groups import ProgramJob, StagedJob
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
-from assay.runs.settings import DEFAULT_MODEL
-from assay.runs.settings.shared import CurriculumSettings
-from assay.sources.artifact_files import read_json, unproven_note
+from assay.sources.artifact_files import is_artifact, read_json, unproven_note
 from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
 from assay.support.values import json_value
@@ -64,7 +63,7 @@ from assay.traces.store.sealing import (
 class Job:
     """An opened job. Changes to `status` and `ended` are written to the store when it is closed."""
 
-    config: AnyJob
+    config: ProgramJob
     folder: Path
     run_id: str
     splits: Splits
@@ -140,7 +139,7 @@ class Job:
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 
-def _session(config: AnyJob, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
+def _session(config: ProgramJob, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
     judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
@@ -162,7 +161,7 @@ def _session(config: AnyJob, run: Run, rubric: Rubric, name: str, progress: Prog
 
 @contextmanager
 def open_job(
-    config: AnyJob,
+    config: ProgramJob,
     *,
     program: str | dspy.Module,
     rubric: RubricSource,
@@ -248,7 +247,7 @@ def open_job(
         run.status, run.ended = job.status, job.ended
 
 
-def _from_state(program: dspy.Module, config: AnyJob) -> dspy.Module:
+def _from_state(program: dspy.Module, config: ProgramJob) -> dspy.Module:
     return program if config.state is None else with_saved_state(program, config.state)
 
 
@@ -321,7 +320,7 @@ def _shown_by_state(job: Job) -> int:
 
 
 def _splits(
-    config: AnyJob,
+    config: ProgramJob,
     inputs: Fields | None,
     need: Sequence[str],
     progress: Progress,
@@ -329,7 +328,7 @@ def _splits(
     known: Mapping[str, str],
 ) -> Splits:
     """The splits of the data; with a curriculum those of its stages."""
-    source = config.curriculum if isinstance(config, CurriculumSettings | StagedJob) else None
+    source = config.curriculum if isinstance(config, StagedJob) else None
     curriculum = None if source is None else load_curriculum(source)
     if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
         progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")
@@ -362,7 +361,7 @@ def _recorded(program: dspy.Module, session: Session, prompt_format: str | None,
     return recorded
 
 
-def _ray_executor(config: AnyJob, rubric: Rubric, program: str, run: Run) -> RayExecutor:
+def _ray_executor(config: ProgramJob, rubric: Rubric, program: str, run: Run) -> RayExecutor:
     """An executor whose hosts open sessions of their own and trust what this process trusts."""
     checks = [definition_of(c.check) for c in rubric.criteria if c.check]
     trusted = frozenset(entry.sha256 for entry in entries())
@@ -393,7 +392,9 @@ def _count_openings(job: Job, opens_as: str) -> None:
     splits.on_open = count
 
 
-def _judge_lm(config: AnyJob, rubric: Rubric, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
+def _judge_lm(
+    config: ProgramJob, rubric: Rubric, lm: LanguageModel, make: Callable[..., LanguageModel]
+) -> LanguageModel:
     """The model of the rubric's judges: the program's model, unless settings name another model or address."""
     if config.own_models:
         judge = lm.copy(temperature=JUDGE_TEMPERATURE)
@@ -404,7 +405,7 @@ def _judge_lm(config: AnyJob, rubric: Rubric, lm: LanguageModel, make: Callable[
 
 
 def _session_on_a_host(
-    config: AnyJob, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox
+    config: ProgramJob, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox
 ) -> Session:
     """A job's session on a cluster host, with its own model, cache and meter. Records wait in the outbox.
 

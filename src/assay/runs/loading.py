@@ -17,8 +17,8 @@ from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.loading import RubricSource
 from assay.rubrics.protocols import Grader, Resolver
 from assay.sources.trust import trusting, trusts
-from assay.support.keywords import takes
 from assay.support.numbers import figure
+from assay.support.options import takes
 
 if TYPE_CHECKING:
     import dspy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 JUDGE_TEMPERATURE = 0.1
 
 
-@takes()
+@takes
 def load(path: str | Path, *, program: "dspy.Module | None" = None, trust: bool = False) -> "dspy.Module":
     """Loads the compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
 
@@ -50,7 +50,7 @@ def load(path: str | Path, *, program: "dspy.Module | None" = None, trust: bool 
         return load_artifact(path, program=program).runnable()
 
 
-@takes()
+@takes
 def load_rubric(
     source: RubricSource,
     *,
@@ -121,11 +121,12 @@ def load_judge(source: str | Path, *, own_model: bool = True, **spec: Unpack[Jud
         own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address;
             False: the one configured in DSPy at the call.
     """
-    from assay.deployment.artifact import is_artifact, load_artifact
+    from assay.deployment.artifact import load_artifact
     from assay.judges import Judge
     from assay.judges.loading import load_judge as read_judge
     from assay.models import Thinking
     from assay.models.lm import has_provider
+    from assay.sources.artifact_files import is_artifact
 
     if not isinstance(source, str | Path):
         raise ConfigError(
@@ -149,7 +150,7 @@ def load_judge(source: str | Path, *, own_model: bool = True, **spec: Unpack[Jud
     return judge
 
 
-@takes()
+@takes
 def load_verifier(source: "str | Path | Judge", *, lm: "dspy.LM | None" = None, trust: bool = False) -> Grader:
     """Makes a verifier for `assay.programs.Refine` from a judge: a grade in [0, 1] of an answer, recorded apart.
 
@@ -206,8 +207,8 @@ def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
 
 def compiled_parts(judge: str) -> list[str]:
     """The compiled judges within a judge: itself, or those among the members of a jury or cascade, recursively."""
-    from assay.deployment.artifact import is_artifact
     from assay.judges.loading import members_of
+    from assay.sources.artifact_files import is_artifact
 
     if is_artifact(judge):
         return [judge]

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import dspy
 
-from assay.deployment.artifact import check_place, is_artifact
+from assay.deployment.artifact import check_place
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
@@ -25,14 +25,12 @@ from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
 from assay.runs.groups import KeyedJob
 from assay.runs.lock import exclusive_lock
-from assay.runs.settings import CommonSettings
+from assay.sources.artifact_files import is_artifact
 from assay.support.names import place_in
 from assay.traces import Recorder, Store, store_url
 from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
-
-Config: TypeAlias = CommonSettings | KeyedJob  # until all commands have left `assay.runs.settings`
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    config: Config,
+    config: KeyedJob,
     *,
     lm: dspy.LM | None = None,
     progress: Progress,
@@ -131,7 +129,7 @@ def _flushed(store: Store) -> None:
         store.flush()
 
 
-def _reflection_lm(config: Config, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
+def _reflection_lm(config: KeyedJob, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
     """The model that proposes prompts; None if it is the program's own."""
     model, address, key = config.endpoints.get("reflection", (None, None, None))
     thinking = getattr(config, "reflection_thinking", None)
@@ -143,7 +141,7 @@ def _reflection_lm(config: Config, lm: LanguageModel, lm_options: dict[str, Any]
     return budgeted(reflection, thinking, "reflection_thinking")
 
 
-def _of_role(config: Config, lm: LanguageModel) -> LanguageModel:
+def _of_role(config: KeyedJob, lm: LanguageModel) -> LanguageModel:
     """The model with a judge's budget. A program has its own, which `assay.runs.jobs.open_job` sets."""
     return budgeted(lm, config.thinking, "thinking") if config.ROLE == "judge" else lm
 
@@ -165,7 +163,7 @@ def budgeted(lm: LanguageModel, thinking: int | str | None, setting: str) -> Lan
     return lm.copy(thinking=budget)
 
 
-def client_of(config: Config, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
+def client_of(config: KeyedJob, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
     """Address, key and price for a role's model, see `assay.models.roles`.
 
     Args:
@@ -179,7 +177,7 @@ def client_of(config: Config, role: str, model: str, lm: dspy.LM | None = None) 
     return {**_address_of(config, role, model, lm), **price}
 
 
-def _address_of(config: Config, role: str, model: str, lm: dspy.LM | None) -> dict[str, Any]:
+def _address_of(config: KeyedJob, role: str, model: str, lm: dspy.LM | None) -> dict[str, Any]:
     program = Endpoint(config.api_base, config.api_key_env)
     if role == "program":
         return program.client(model)

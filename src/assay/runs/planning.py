@@ -15,7 +15,7 @@ from assay.evaluation import SilentProgress
 from assay.optimizers.budget import cost_text, estimated, forecast_pair, minutes_text, plan_report, run_calls, too_small
 from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import named
-from assay.runs.groups import AnyJob, ProgramJob
+from assay.runs.groups import ProgramJob
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.support.numbers import counted
 from assay.support.report import OBJECT, Report
@@ -102,7 +102,7 @@ def plan_of(command: ProgramJob) -> Plan:
 
 
 def planned(
-    config: AnyJob, program: Any, need: tuple[str, ...], request: Callable[[Job, float], Request], *,
+    config: ProgramJob, program: Any, need: tuple[str, ...], request: Callable[[Job, float], Request], *,
     rubric: RubricSource, lm: dspy.LM | None, store: str | Path | None,
 ) -> Plan:  # fmt: skip
     """Estimates a job.

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.artifact import is_artifact
 from assay.errors import ArtifactError, RubricError
 from assay.rubrics.loading import rubric_text
 from assay.runs.loading import load_rubric
+from assay.sources.artifact_files import is_artifact
 from assay.sources.files import SourceFiles
 from assay.sources.modules import located
 from assay.sources.naming import public

@@ -29,6 +29,11 @@ _CHANGED = (
 )
 
 
+def is_artifact(path: str | Path) -> bool:
+    """Whether a path looks like an artifact's folder."""
+    return bool(path) and (Path(path) / "manifest.json").is_file()
+
+
 def check_artifact_format(manifest: Mapping[str, Any], folder: Path) -> None:
     """Raises `NoArtifact` if the manifest has no format number, `ArtifactError` if it has another format."""
     if not isinstance(version := manifest.get("format"), int):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from assay.sources.modules import PREFIX, NoSuchFile
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 _PRIVATE = re.compile(rf"{PREFIX}[0-9a-f]{{8}}(?:_\d+)?\.")
 

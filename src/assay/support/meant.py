@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from assay.support.names import nearest
+
 SIZES = ("train_size", "val_size", "gate_size", "test_size")
 _IN_PYTHON = {
     "trainset": "data={'train': …}", "valset": "data={'val': …}", "devset": "data={'val': …}",
@@ -63,8 +65,6 @@ def meant(name: str, known: Collection[str]) -> list[str]:
 
 def keyword_hint(name: str, known: Collection[str]) -> str:
     """What to write in Python in place of a keyword that a function does not have; empty if nothing is like it."""
-    from assay.support.settings import nearest
-
     text = _IN_PYTHON.get(name, "")
     if text and text.partition("=")[0] in known:
         return text

@@ -1,10 +1,12 @@
-"""Names that become paths: those of users, files, stores and HTTP requests, and paths in a manifest.
+"""Names: those that become paths, and the nearest one to a name that is unknown.
 
 Every name that is joined to a folder is checked here, wherever it comes from.
 """
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from assay.errors import ConfigError
@@ -79,3 +81,22 @@ def _forms(name: str) -> tuple[str, str]:
 def _is_part(text: str) -> bool:
     """Whether a text is one part of a path on every system: not empty, no slash or backslash, no drive, no `.`."""
     return text != "" and PureWindowsPath(text).name == text
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one was probably meant to be."""
+    by_text = {text.lower(): text for text in known}  # case does not matter: GEPA is near to gepa
+    close = difflib.get_close_matches(name.lower(), list(by_text), 1)
+    return by_text[close[0]] if close else None
+
+
+def one_of(value: object, choices: Iterable[str], *, other: str = "") -> str:
+    """The rule that a value breaks which is none of the choices, with the nearest one: the end of an error message.
+
+    Args:
+        other: text that says what is allowed besides the choices.
+    """
+    listed = [str(choice) for choice in choices]
+    near = nearest(value, listed) if isinstance(value, str) else None
+    hint = f". Did you mean {near!r}?" if near else ""
+    return f"must be one of {', '.join(listed)}{f', or {other}' if other else ''}{hint}"

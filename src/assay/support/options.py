@@ -1,6 +1,6 @@
 """Options: fields of frozen dataclasses. A field with its type, default and docstring is the whole declaration.
 
-The Python function (`function_of`), the command line (`assay.cli.derived`), the keys of `assay.toml`
+The Python function (`function_of`), the command line (`assay.cli.main`), the keys of `assay.toml`
 (`assay.commands.project`) and the reference are derived from these fields. pydantic is loaded when the first object
 is made, not when a class is defined.
 """
@@ -9,11 +9,12 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import pairwise
 from operator import or_
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -35,7 +36,7 @@ from annotated_types import BaseMetadata, Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.support.meant import keyword_hint
-from assay.support.settings import LARGEST_SEED, nearest
+from assay.support.names import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -44,6 +45,8 @@ S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 _RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
 _LONGEST = 200  # characters of a value in a message
+_SCALARS = (bool, int, float, str, Path, NoneType)
+LARGEST_SEED = 2**32 - 1  # NumPy and transformers take no larger one, and the store's column has 64 bits
 
 
 @dataclass(frozen=True)
@@ -196,17 +199,9 @@ def function_of(command: Callable[P, Command[R]], name: str) -> Callable[P, R]:
     It raises `TypeError` for an unknown keyword; the message names the nearest one.
     """
     kind: Any = command
-    known = [item.name for item in fields(kind)]
 
     def call(*args: P.args, **values: P.kwargs) -> R:
-        if unknown := [key for key in values if key not in known]:
-            near = keyword_hint(unknown[0], known)
-            hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known)}."
-            raise TypeError(f"{name}() got an unexpected keyword {unknown[0]!r}. {hint}")
-        try:
-            inspect.signature(call).bind(*args, **values)
-        except TypeError as error:
-            raise TypeError(f"{name}(): {error}") from None
+        _bound(name, inspect.signature(call), args, values)
         settings = command(*args, **values)
         with settings.scope():
             return settings.run()
@@ -218,6 +213,49 @@ def function_of(command: Callable[P, Command[R]], name: str) -> Callable[P, R]:
     for key, value in shown.items():
         setattr(call, f"__{key}__", value)
     return call
+
+
+def takes(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function that is not a command, with its arguments checked.
+
+    Those whose types are scalars are checked as options are: a text in place of a bool would count as True. An unknown
+    keyword is a `TypeError` that names the nearest one. For a class, decorate its `__init__`.
+    """
+    signature = inspect.signature(function)
+    options = {
+        name: option_of(name, item.annotation, item.default)
+        for name, item in signature.parameters.items()
+        if all(kind in _SCALARS for kind in (get_args(item.annotation) or (item.annotation,)))
+    }
+    called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    @functools.cache
+    def adapter() -> Any:
+        return _adapter(called, {name: option.annotation for name, option in options.items()})
+
+    @functools.wraps(function)
+    def call(*args: P.args, **values: P.kwargs) -> T:
+        bound = _bound(called, signature, args, values)
+        bound.apply_defaults()
+        _stored(options, {name: bound.arguments[name] for name in options}, adapter())
+        return function(*args, **values)
+
+    return call
+
+
+def _bound(
+    name: str, signature: inspect.Signature, args: Sequence[Any], values: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call by name; `TypeError` for an unknown keyword, with the nearest one."""
+    known = [key for key in signature.parameters if key != "self"]
+    if unknown := [key for key in values if key not in known]:
+        near = keyword_hint(unknown[0], known)
+        hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known)}."
+        raise TypeError(f"{name}() got an unexpected keyword {unknown[0]!r}. {hint}")
+    try:
+        return signature.bind(*args, **values)
+    except TypeError as error:
+        raise TypeError(f"{name}(): {error}") from None
 
 
 @dataclass(frozen=True)

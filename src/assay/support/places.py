@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.errors import ConfigError, WriteFailed
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 

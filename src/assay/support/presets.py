@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.support.names import nearest
 from assay.support.options import Settings, options_of
 from assay.support.package import CONTENT
 from assay.support.places import no_such_file
-from assay.support.settings import Settings as FormerSettings
-from assay.support.settings import check_value, nearest, settings_of
 
 
-def apply_preset(settings: Settings | FormerSettings, field: str, *kinds: Any) -> None:
+def apply_preset(settings: Settings, field: str, *kinds: Any) -> None:
     """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.
 
     The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
@@ -33,8 +32,7 @@ def apply_preset(settings: Settings | FormerSettings, field: str, *kinds: Any) -
         path = CONTENT / "optimizers" / f"{named}.toml"
         if not str(named).isidentifier() or not path.is_file():
             return
-    values, former = _read(path), isinstance(settings, FormerSettings)
-    declared: Mapping[str, Any] = settings_of(owner) if former else options_of(owner)
+    values, declared = _read(path), options_of(owner)
     allowed = [name for name in declared if any(name in kind.__annotations__ for kind in kinds)]
     if field not in values:
         raise ConfigError(f"{path}: {field} is missing: it says what the settings are for")
@@ -44,12 +42,12 @@ def apply_preset(settings: Settings | FormerSettings, field: str, *kinds: Any) -
             hint = f"did you mean {near!r}?" if near else f"it may have {', '.join(allowed)}"
             raise ConfigError(f"{path}: unknown setting {name!r}; {hint}")
         try:
-            stored = check_value(declared[name], value) if former else declared[name].checked(value)
+            stored = declared[name].checked(value)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         own = getattr(settings, name)
         if name == field or not settings.changed(name):
-            object.__setattr__(settings, name, value if former else stored)
+            object.__setattr__(settings, name, stored)
         elif isinstance(value, Mapping) and isinstance(own, Mapping):
             object.__setattr__(settings, name, {**value, **own})
 

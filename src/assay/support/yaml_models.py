@@ -12,8 +12,8 @@ import pydantic
 import yaml
 
 from assay.errors import AssayError, ConfigError
+from assay.support.names import nearest
 from assay.support.options import Settings
-from assay.support.settings import nearest
 from assay.support.yaml_files import read_text, read_yaml
 
 Problem = tuple[int, str]  # line (from 1) and message

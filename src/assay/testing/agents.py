@@ -15,7 +15,7 @@ import numpy as np
 from assay.errors import ConfigError
 from assay.optimizers.parameters import Space
 from assay.programs import RANGES, AgentParameters
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 _BEST = 0.95  # probability of a correct answer at the optimum
 _SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})

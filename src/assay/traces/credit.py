@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.errors import ConfigError, Unscored
-from assay.support.settings import one_of
+from assay.support.names import one_of
 from assay.traces.records import Rollout
 
 RETURNS = ("to_go", "episode", "step", "uniform")

@@ -1,11 +1,12 @@
 """Keywords of `assay.record`, `assay.recorded` and `Recording.call`: fields of a rollout and of an LM call."""
 
 from collections.abc import Mapping, Sequence
-from types import NoneType
-from typing import Any, TypedDict, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
 from assay.errors import ConfigError, FailureKind
-from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest
+from assay.support.names import nearest
+from assay.support.options import option_of
 from assay.traces.records import Verdict
 
 
@@ -88,8 +89,9 @@ def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str, *, a
         hint = f"Did you mean {similar!r}?" if similar else f"It has {', '.join(sorted(names))}."
         raise ConfigError(f"{owner} has no field {name!r}. {hint}")
     for name, kind in get_type_hints(allowed).items():
-        if name in fields and set(members_of_type(kind)) <= {str, NoneType}:
-            check_value(Setting(name, kind, "", Declared()), fields[name])  # its default: empty texts are allowed
-        is_mapping = any(get_origin(member) is dict for member in members_of_type(kind))
+        members = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+        if name in fields and set(members) <= {str, NoneType}:
+            option_of(name, kind, "").checked(fields[name])  # its default: empty texts are allowed
+        is_mapping = any(get_origin(member) is dict for member in members)
         if is_mapping and not isinstance(fields.get(name), Mapping | None):
-            raise ConfigError(f"{name}={fields[name]!r} must be a mapping")
+            raise ConfigError(f"must be a mapping, not {fields[name]!r}", field=name)

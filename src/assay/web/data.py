@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from assay.cli.main import command_of
-from assay.cli.wording import in_flags
+from assay.cli.shared import in_flags
 from assay.errors import AssayError, ConfigError, DataError
 from assay.reports.charts import share_bar
 from assay.traces.export.pipeline import export_rows, preview_export

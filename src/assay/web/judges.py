@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.cli.flags import is_artifact
 from assay.datasets.files import is_data_file
 from assay.errors import AssayError, StoreError
 from assay.judges.labels import Item, load_labels
@@ -19,6 +18,7 @@ from assay.judges.questions import Question, known_questions
 from assay.reports.cards import attack_rows, card_page, drift_facts
 from assay.reports.drift import drift_charts
 from assay.reports.raters import disagreements, growth, items_of, label_rows, verdicts_of
+from assay.sources.artifact_files import is_artifact
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.listing import find_run, finished_report, list_runs

@@ -10,7 +10,7 @@ from assay.judges.base import Judge
 from assay.judges.labels import Item, Rating, output_name, shown_columns
 from assay.judges.quality.agreement import Answers
 from assay.rubrics import JudgeSpec
-from assay.support.settings import one_of
+from assay.support.names import one_of
 
 # -- Texts of attacks on judges, and loading of custom attacks. Calls no model.
 

@@ -9,9 +9,9 @@ from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
+from assay.support.names import nearest
 from assay.support.options import Count, Flag, OneOf, Positive, Seconds, Seed, Settings, Share, options_of
 from assay.support.presets import apply_preset
-from assay.support.settings import nearest
 
 T = TypeVar("T", bound=Settings)
 

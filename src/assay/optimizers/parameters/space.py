@@ -11,7 +11,7 @@ from typing import Any
 from assay.errors import ParameterError
 from assay.programs import RANGES, AgentParameters
 from assay.programs.thinking import THRESHOLDS
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 _INTEGERS = ("context_length", "max_steps", "reasoning_depth", "stable", "samples")
 _STEPPED = ("probe_margin", "confidence")  # in steps of a tenth, so that 1, which turns them off, is drawn too

@@ -15,8 +15,8 @@ from assay.optimizers.parameters.objective import AgentEvaluation, AgentObjectiv
 from assay.optimizers.parameters.policy import Adjuster, PolicyOutcome, scores_by_task, train_policy
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters, BaseAgent
-from assay.support.keywords import takes
 from assay.support.numbers import signed
+from assay.support.options import takes
 from assay.support.reprs import ReportRepr, measure_text
 
 
@@ -72,7 +72,7 @@ class RLTrainer:
         samples: runs of each task; the agreement of their answers is part of the coherence.
     """
 
-    @takes()
+    @takes
     def __init__(
         self,
         agent: BaseAgent,

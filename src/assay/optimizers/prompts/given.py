@@ -25,8 +25,8 @@ from assay.programs.loading import arguments_in
 from assay.sources.modules import attribute_of, qualified_name, without_call
 from assay.sources.naming import why_not_imported
 from assay.support.awaited import completed
+from assay.support.names import one_of
 from assay.support.scrubbing import is_credential, message
-from assay.support.settings import one_of
 
 _METRICS = ("metric", "metric_fn")
 _MODELS = ("prompt_model", "task_model", "reflection_lm")

@@ -20,7 +20,7 @@ from assay.models.dspy_seam import optimizer_class
 from assay.optimizers.budget import run_calls
 from assay.optimizers.prompts.demonstrations import Exploration, explore
 from assay.sources.modules import without_call
-from assay.support.settings import nearest
+from assay.support.names import nearest
 
 # DSPy class -> assay's name. Under that name it gets a threshold, a successful teacher, and sizes that fit the data.
 ALIASES = {

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol
 from assay.errors import ConfigError
 from assay.sources.modules import attribute_of
 from assay.support.awaited import completed
-from assay.support.settings import nearest
+from assay.support.names import nearest
 from assay.support.values import json_text
 
 _CHARS = 500  # of a standard error

@@ -15,7 +15,7 @@ from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.retriever import Passage, check_count, fused
 from assay.sources.naming import public
-from assay.support.keywords import takes
+from assay.support.options import takes
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine, url_without_password
 from assay.traces.store.location import store_file, store_url
@@ -189,7 +189,7 @@ class DocumentIndex:
             vectors. None for full-text search alone.
     """
 
-    @takes()
+    @takes
     def __init__(self, store: str | Path | None = None, name: str = INDEX, *, embedder: Any = None) -> None:
         self.url, self.name, self.embedder = store_url(store), name, embedder_of(embedder)
         self._vectors = Vectors(name, self.embedder) if self.embedder is not None else None

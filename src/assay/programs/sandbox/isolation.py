@@ -21,8 +21,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le
 
 from assay.errors import DISTRIBUTION, ConfigError, SandboxError
+from assay.support.names import one_of
 from assay.support.options import Settings
-from assay.support.settings import one_of
 
 # -- The system call filter of the sandbox, as a classic BPF program.
 #

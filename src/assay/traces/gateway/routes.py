@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from assay.errors import ConfigError, ModelError, StoreError, UnknownRollout
-from assay.support.settings import nearest
+from assay.support.names import nearest
 from assay.support.values import json_value
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import Connections

@@ -13,7 +13,7 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.datasets.tasks import consent_text, known_outputs
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
-from assay.support.settings import nearest, one_of
+from assay.support.names import nearest, one_of
 from assay.traces.gateway.conversation import Conversations, Trail
 from assay.traces.gateway.requests import Beginnings, ClientRequest
 from assay.traces.messages.dialects import Answer, each

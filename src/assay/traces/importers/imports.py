@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from assay.datasets.tasks import task_key
 from assay.errors import DataError, FailureKind
+from assay.support.names import one_of
 from assay.support.report import Report
-from assay.support.settings import one_of
 from assay.traces.importers import genai, langfuse, mlflow, otlp
 from assay.traces.importers.chat import as_inputs
 from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
-from assay.support.settings import one_of
+from assay.support.names import one_of
 from assay.traces.privacy import gazetteers as privacy_gazetteers
 from assay.traces.privacy.patterns import BLANK, COMMON_NAMES, EntityMatch, normal
 

@@ -26,8 +26,8 @@ from assay.models.calls import failure_of_run, is_agent_failure
 from assay.models.limits import OverTime
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
+from assay.support.names import one_of
 from assay.support.scrubbing import error_text
-from assay.support.settings import one_of
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.messages.dialects import chat_messages

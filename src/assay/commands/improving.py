@@ -1,30 +1,28 @@
-"""Public API for `assay improve`.
+"""The steps of an improvement: their checks, their runs, and the gates that keep them.
 
-Alternates prompt compilation and weight training; keeps a step only if it passes the gate. Every part (preflight, step,
-side of a gate) is a run of the store under an id of its own, so that a killed improvement resumes it or replays it.
+Every part (preflight, step, side of a gate) is a run of the store under an id of its own, so that a killed improvement
+resumes it or replays it.
 """
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar
 
 from assay.commands.collect import Collect, collect
-from assay.commands.compile import Compile
 from assay.commands.compile import compile as compile_program
 from assay.commands.export import export
+from assay.commands.improve_settings import ImproveReport, ImproveSettings
 from assay.commands.train import TrainRL, train
 from assay.commands.train_sft import train_sft
 from assay.datasets import SPLITS
-from assay.datasets.rows import NO_ROWS
-from assay.deployment.artifact import is_artifact
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
-from assay.evaluation import Progress, default_progress
 from assay.evaluation.comparison import Comparison, compare, losses_behind_gain, what_would_decide
 from assay.evaluation.statistics import FEWEST
 from assay.models import Caps, Meter
+from assay.models.defaults import DEFAULT_MODEL
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.models.meter import Usage
 from assay.optimizers.budget import (
@@ -44,10 +42,10 @@ from assay.optimizers.finetuning.comparison import compared
 from assay.optimizers.finetuning.run_folder import check_free, remove_training, training_folder
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.programs.loading import full_name
-from assay.reports.markdown import models_text, with_interval
+from assay.reports.markdown import markdown
 from assay.reports.training import interval
 from assay.rubrics import Rubric
-from assay.rubrics.loading import RubricSource, importable_name
+from assay.rubrics.loading import importable_name
 from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.artifacts import keep_artifact
 from assay.runs.finished import FinishedRun
@@ -58,121 +56,114 @@ from assay.runs.loading import load_rubric
 from assay.runs.opening import artifact_place, home_of, pinned
 from assay.runs.policy_training import Retained, guards_of
 from assay.runs.preflight import checked, preflight, require_predictors
-from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
-from assay.runs.settings.options import ImproveOptions
 from assay.runs.unused import settings_of_another_job, unused_settings
-from assay.sources.artifact_files import read_manifest
-from assay.sources.trust import trusts
+from assay.sources.artifact_files import is_artifact, read_manifest
 from assay.support.formats import check_format
 from assay.support.job_folders import claim_folder, remove_folder
-from assay.support.keywords import takes
 from assay.support.names import place_in
 from assay.support.numbers import counted
 from assay.support.options import options_of
 from assay.support.places import write_whole
-from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
-from assay.support.settings import nearest, settings_of
 from assay.support.values import json_text, json_value
 from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
-from assay.traces.store.sealing import openings_line
-
-# -- The steps of an improvement: checks of their settings, models and judges, and the runs that they request.
-#
-# `assay improve` and its estimate (`--dry-run`) share these checks, so that neither accepts what the other refuses.
-# Opens nothing and calls no model.
-
 
 STATE = "state.json"  # of an unfinished improvement, in its folder
-STEPS = ("prompts", "sft", "grpo")
+_FORMAT = 4  # of this state
+_NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
+# settings that a step is given apart, or that `sizes` has
+_APART = ("program", "rubric", "data", "resume", "train_size", "val_size", "gate_size", "test_size")
 
 
-def check_improvement(config: ImproveSettings, *, model: str | None, monitor: str | Path | None = None) -> None:
-    """Refuses an improvement that would fail at a later step.
+_Settings = TypeVar("_Settings", bound=ImproveSettings)
 
-    Args:
-        model: the one that was named; None where the program's own or the default is meant.
-        monitor: the monitor rubric, where it is not `config.monitor`.
+
+class _Preflight(PromptJob):
+    """Settings of the parts that run no step."""
+
+    kind = "improve"
+
+
+class _Side(PromptJob):
+    """Settings of a side of gate or test."""
+
+    kind = "evaluate"
+
+
+# -- Checks of settings, models and judges, and the runs that the steps request. Calls no model.
+
+
+def with_names(command: _Settings) -> _Settings:
+    """The settings with names in place of objects, and the model of an artifact.
+
     Raises:
-        ConfigError: an unknown step or setting, a model that cannot be trained, or a judge that is the trained model.
+        ConfigError: a model that cannot be trained, or a judge that is the trained model.
+        RubricError: a rubric that has no name by which a later step could import it.
     """
-    order, monitor = config.order, monitor or config.monitor
-    if unknown := sorted(set(order) - set(STEPS)):
-        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], STEPS)) else ""
-        raise ConfigError(f"order={unknown[0]!r} is not a step; the steps are {', '.join(STEPS)}{hint}")
-    if not order:
-        raise ConfigError(f"order is empty: name at least one of the steps {', '.join(STEPS)}", flag="--order")
-    if (config.retention or monitor) and "grpo" not in order:
-        raise ConfigError(
-            f"retention and monitor would have no effect: they guard grpo, and the order is {', '.join(order)}"
-        )
-    sft, grpo = config.sft or {}, config.grpo or {}
-    settings_from(SFTSettings, sft, "sft")
-    if settings_from(PolicySettings, grpo, "grpo").evaluate_every == 0 and config.retention:
-        raise ConfigError(
-            "retention tasks are evaluated every evaluate_every steps, and evaluate_every=0 evaluates none: give "
-            "grpo={'evaluate_every': STEPS}"
-        )
-    start_model = start_model_of(config.program, model)
-    for step, trained in _trained(order, start_model, {"sft": sft, "grpo": grpo}):
-        _check_trainable(step, trained)
-        judge = config.judge_model or start_model
-        independent(config.rubric, judge, trained)
+    program, monitor, options = str(command.program), command.monitor, vars(command)
+    if is_artifact(program):
+        _, options = resolve_model(program, None, options)
+    if monitor is not None:
+        options = {**options, "monitor": importable_name(monitor)}
+    settings = program_settings(
+        type(command), full_name(program), importable_name(command.rubric), command.data, None, options
+    )
+    start = start_model_of(settings)
+    for step, model in _trained(settings, start):
+        _check_trainable(step, model)
+        judge = settings.judge_model or start
+        independent(settings.rubric, judge, model)
         guards_of(
-            config.retention,
-            monitor,
-            program=program_name(config.program),
-            data=config.data,
-            judge=judge,
-            model=trained,
-        )
+            settings.retention, settings.monitor, program=program_name(settings.program), data=settings.data,
+            judge=judge, model=model,
+        )  # fmt: skip
+    return settings
 
 
-def steps_of(job: Job, order: Sequence[str], *, rollouts: int, grpo: PolicySettings, retained: int) -> ImprovePlan:
-    """The runs of the steps, of their gates and of the sealed test, without caps.
-
-    Args:
-        rollouts: of each train task, collected by `sft`.
-        retained: number of retention tasks of `grpo`.
-    """
-    sizes, cap = job.splits.sizes(), None
-    if isinstance(job.config, ImproveSettings | PromptJob):
-        cap = job.config.max_search_calls
-    pair = forecast_pair(job.recorded.program, job.session)
+def steps_of(command: ImproveSettings, job: Job) -> ImprovePlan:
+    """The runs of the steps, of their gates and of the sealed test, without caps."""
+    sizes, pair = job.splits.sizes(), forecast_pair(job.recorded.program, job.session)
     return ImprovePlan(
         report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair),
         steps=plan_steps(
-            order, sizes, search=search_runs(cap, pair.calls / 2, sizes["val"]), rollouts=rollouts, grpo=grpo,
-            retained=retained,
+            command.order, sizes, search=search_runs(command.max_search_calls, pair.calls / 2, sizes["val"]),
+            rollouts=command.rollouts, grpo=settings_from(PolicySettings, command.grpo or {}, "grpo"),
+            retained=len(command.retention),
         ),
     )  # fmt: skip
 
 
-def check_name(name: str, order: Sequence[str], folder: Path) -> None:
+def check_name(command: ImproveSettings) -> None:
     """Refuses to begin an improvement under a name that is taken.
 
-    Args:
-        folder: of the improvement of this name, in which an unfinished one is kept.
     Raises:
         ConfigError: there is an unfinished improvement, or an adapter, of this name.
     """
+    folder = folder_of(command)
     if (folder / STATE).is_file():
         raise ConfigError(
-            f"there is an unfinished improvement {name!r} in {folder}: add resume=True, or take another name"
+            f"there is an unfinished improvement {command.name!r} in {folder}: add `resume`, or take another name"
         )
-    for adapter in adapter_names(name, order):
+    for adapter in adapter_names(command):
         check_free(adapter)
 
 
-def adapter_names(name: str, order: Sequence[str]) -> list[str]:
+def folder_of(command: ImproveSettings) -> Path:
+    """Where an unfinished improvement of this name is kept."""
+    return place_in(home_of(command.store) / "improve", command.name)
+
+
+def adapter_names(command: ImproveSettings) -> list[str]:
     """Names of the adapters that the steps of an improvement create."""
-    return [f"{name}-{number}" for number, step in enumerate(order, start=1) if step != "prompts"]
+    return [f"{command.name}-{at}" for at, step in enumerate(command.order, start=1) if step != "prompts"]
 
 
-def start_model_of(program: str, model: str | None) -> str:
+def start_model_of(command: ImproveSettings) -> str:
     """The first model of an improvement: that of the artifact, the named one, or the default."""
-    return str(read_manifest(Path(program))["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
+    if is_artifact(command.program):
+        return str(read_manifest(Path(command.program))["model"])
+    return str(command.model or DEFAULT_MODEL)
 
 
 def program_name(program: str) -> str:
@@ -180,11 +171,12 @@ def program_name(program: str) -> str:
     return str(read_manifest(Path(program))["program"]) if is_artifact(program) else program
 
 
-def _trained(order: Sequence[str], model: str, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _trained(command: ImproveSettings, model: str) -> Iterator[tuple[str, str]]:
     """Each training step and the model it trains, if all steps before it are kept."""
-    for step in order:
+    given = {"sft": command.sft or {}, "grpo": command.grpo or {}}
+    for step in command.order:
         if step != "prompts":
-            model = str(settings[step].get("model", model))
+            model = str(given[step].get("model", model))
             yield step, model
 
 
@@ -193,144 +185,20 @@ def _check_trainable(step: str, model: str) -> None:
     if model.startswith("embedded/"):
         return
     raise ConfigError(
-        f"{step} cannot train {model!r}: improve trains embedded models (embedded/NAME), which it can serve. Improve "
-        "the prompts alone "
-        f"(order=['prompts']), or name the model to train ({step}={{'model': 'embedded/NAME'}})",
-        flag=f"--order prompts, --{step} model=embedded/NAME",
+        f"{step} cannot train {model!r}: improve trains embedded models (embedded/NAME), which it can serve",
+        hint=f"Improve the prompts alone (`order` prompts), or name the model to train (`{step}` model=embedded/NAME)",
     )
 
 
 # -- Run.
 
 
-_FORMAT = 4  # of the state of an unfinished improvement
-_NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
-_IMPROVE_ONLY = settings_of(ImproveSettings).keys() - options_of(Compile).keys()  # what the steps do not share
-
-
-class _Preflight(Compile):
-    """Settings of the parts that run no step."""
-
-    kind = "improve"
-
-
-class _Side(Compile):
-    """Settings of a side of gate or test."""
-
-    kind = "evaluate"
-
-
-_KINDS: dict[str, type[Compile]] = {"improve": _Preflight, "evaluate": _Side}
-
-
-@dataclass(repr=False)
-class ImproveReport(ReportRepr):
-    """What `improve` returns.
-
-    `steps`: each step with the decision of its gate, and `converged`: whether its policy gradient converged; False if
-    a training diverged, None for other steps and where too few optimizer steps were made to tell. `test`: comparison
-    of start and result on the sealed test. `stopped`: the cap that ended the improvement early. `models`: LM calls,
-    tokens and dollars of all steps by model.
-    """
-
-    artifact: Path | None
-    program: str
-    model: str
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    test: dict[str, Any] | None = None
-    test_openings: dict[str, int] | None = None
-    notes: list[str] = field(default_factory=list)
-    stopped: str | None = None
-    data: dict[str, Any] = field(default_factory=lambda: NO_ROWS.to_dict())
-    models: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
-
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> "ImproveReport":
-        """From the output of `to_dict`."""
-        return cls(**{**stored, "artifact": Path(stored["artifact"]) if stored["artifact"] else None})
-
-    def as_text(self, name: str, words: Callable[[str], str] = str) -> str:
-        """The report of the improvement `name` as Markdown. `words` changes notes, and why it was stopped."""
-        lines = [
-            "; ".join(
-                [
-                    f"- {step['step']}: {'kept' if step['kept'] else 'not kept'}",
-                    *([f"gate {with_interval(step['gate'])}"] if step["gate"] else []),
-                    *([words(str(step["note"]))] if step.get("note") else []),
-                ]
-            )
-            for step in self.steps
-        ]
-        cut = [f"Stopped early: {words(self.stopped)}."] if self.stopped else []
-        gain = (self.test or {}).get("gain")
-        called = [f"LM calls by model: {text}."] if (text := models_text(asdict(self))) else []
-        parts = [
-            f"# {name}",
-            f"Model `{self.model}`.",
-            *cut,
-            "\n".join(lines),
-            f"Sealed test, paired: {'not run' if gain is None else with_interval(gain)}.",
-            openings_line(self.test_openings),
-            *called,
-        ]
-        return "\n\n".join(parts) + "\n"
-
-
-@takes(ImproveSettings)
-@trusts
-def improve(
-    program: str,
-    *,
-    rubric: RubricSource,
-    data: str,
-    name: str,
-    monitor: RubricSource | None = None,
-    out: str | Path | None = None,
-    store: str | Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    words: Callable[[str], str] = str,
-    **options: Unpack[ImproveOptions],
-) -> ImproveReport:
-    """Improves a program step by step and saves the result as an artifact.
-
-    A part of the caps is reserved for the gate of each step that fits them and for the sealed test; the steps share the
-    rest. A step starts only if its work, its gate and the sealed test fit the caps. When a cap is reached, the
-    improvement ends with the best version so far and the report's `stopped` holds the reason; `resume` with a higher
-    cap continues it.
-
-    Args:
-        program: a name or an artifact's path; its own model is trained further.
-        rubric: as for `assay.compile`; a check or metric at the top level of a file, because later steps import it.
-        name: name of this improvement; its adapters are NAME-1, NAME-2, and so on. Use another name when new data has
-            arrived.
-        monitor: a rubric that scores the rollouts of `grpo` and is not trained on.
-        resume: continues the unfinished improvement of this name; finished steps are not run again.
-        words: changes alarms and notes of the pages of trainings and of `report.md`; the command line puts its flags
-            into them, in place of Python arguments.
-        options: the fields of `assay.runs.settings.ImproveSettings`. Caps apply to all steps together. `order` lists
-            steps: `prompts` (compile), `sft` (collect on train, export this program's good rollouts from the store,
-            fine-tune on them) and `grpo` (policy gradient on train). `sft` and `grpo` are the settings of these steps:
-            fields of `SFTSettings` and `PolicySettings`.
-    Raises:
-        ConfigError: an unknown step, an adapter of this name, or nothing to resume.
-    """
-    settings: dict[str, Any] = dict(options)
-    if is_artifact(str(program)):
-        _, settings = resolve_model(str(program), None, options)
-    settings = {key: value for key, value in settings.items() if value is not None}
-    rubric = importable_name(rubric)
-    watched = {} if monitor is None else {"monitor": importable_name(monitor)}
-    config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
-    check_improvement(config, model=settings.get("model"))
-    folder, progress = place_in(home_of(store) / "improve", name), default_progress(progress)
-    place = artifact_place(store, out, name, resume=resume)
-    shared = {key: value for key, value in settings.items() if key not in _IMPROVE_ONLY}
-    run = _Improvement(config, rubric, watched.get("monitor"), shared, name, folder, store, progress, words)
-    if (finished := run.begin(resume)) is not None:
+def improved(command: ImproveSettings) -> ImproveReport:
+    """Runs or continues an improvement."""
+    settings = with_names(command)
+    run = Improvement(settings)
+    place = artifact_place(settings.store, settings.out, settings.name, resume=settings.resume)
+    if (finished := run.begin()) is not None:
         return finished
     run.check_start()
     run.steps()
@@ -338,58 +206,57 @@ def improve(
     return run.report
 
 
-class _Improvement:
-    """A running improvement. `report` has the best program and model so far.
+class Improvement:
+    """A running improvement. `report` has the best program and model so far."""
 
-    Args:
-        options: the settings that its steps share, with the caps of all of them.
-    """
-
-    def __init__(
-        self,
-        config: ImproveSettings,
-        rubric: str | Path,
-        monitor: str | Path | None,
-        options: dict[str, Any],
-        name: str,
-        folder: Path,
-        store: str | Path | None,
-        progress: Progress,
-        words: Callable[[str], str],
-    ) -> None:
-        self.config, self.rubric, self.monitor, self.options = config, rubric, monitor, options
-        self.name, self.folder, self.store, self.progress, self.words = name, folder, store, progress, words
-        self.order = list(config.order)
-        self.start = (config.program, start_model_of(config.program, options.get("model")))
-        self.caps = Caps(**{amount: options.get(cap) for cap, amount in CAPS.items()})
-        self.report = ImproveReport(None, *self.start)
+    def __init__(self, settings: ImproveSettings) -> None:
+        self.settings, self.progress = settings, settings.reporter
+        self.name, self.folder, self.store = settings.name, folder_of(settings), settings.store
+        self.order = list(settings.order)
+        kind: Any = PromptJob
+        own: Any = type(settings)
+        shared = [name for name in options_of(own) if name in options_of(kind) and name not in _APART]
+        # the settings that the steps share, but for their defaults, with the caps of all of them
+        self.options = {name: getattr(settings, name) for name in settings.changed(*shared)}
+        self.start = (str(settings.program), start_model_of(settings))
+        self.caps = Caps(**{amount: getattr(settings, cap) for cap, amount in CAPS.items()})
+        self.report = ImproveReport(program=self.start[0], model=self.start[1])
+        about = ("program", "rubric", "data", "rollouts", "sft", "grpo", "monitor")
         self.job = json_value(
             {
-                "format": _FORMAT, "program": config.program, "rubric": str(rubric), "data": config.data,
-                "order": self.order, "rollouts": config.rollouts, "sft": config.sft, "grpo": config.grpo,
-                "retention": list(config.retention), "monitor": monitor,
+                "format": _FORMAT, **{name: getattr(settings, name) for name in about}, "order": self.order,
+                "retention": list(settings.retention),
                 # without the caps, which may be raised on resume
-                "options": {key: value for key, value in options.items() if key not in CAPS},
+                "options": {key: value for key, value in self.options.items() if key not in CAPS},
             },
             placeholders=True,
         )  # fmt: skip
         # the job that openings of the test are counted for; both sides of a comparison count once
-        self.opens_as = f"improve-{name}-{new_id()[:12]}"
+        self.opens_as = f"improve-{self.name}-{new_id()[:12]}"
         self.plan: ImprovePlan | None = None  # None before the preflight
         self.candidate: tuple[str, str] | None = None  # program and model of the current step, until its gate
         self.part = ""  # id of the current part
-        self.owner = f"improvement {name}"  # by which its folder is its own
-        self.report_file = place_in(folder.parent, name, ending=".json")  # after its end, without a folder
+        self.owner = f"improvement {self.name}"  # by which its folder is its own
+        self.report_file = place_in(self.folder.parent, self.name, ending=".json")  # after its end, without a folder
 
     @property
     def best(self) -> tuple[str, str]:
         return self.report.program, self.report.model
 
+    @property
+    def _same(self) -> dict[str, Any]:
+        """What every step is given."""
+        settings = self.settings
+        return {"rubric": settings.rubric, "data": settings.data, "store": self.store, "progress": self.progress}
+
     # -- state
 
-    def begin(self, resume: bool) -> ImproveReport | None:
+    def _now(self, **values: Any) -> None:
+        self.report = replace(self.report, **values)
+
+    def begin(self) -> ImproveReport | None:
         """Reads the state to resume from, or writes a new one. Returns the report of a finished improvement."""
-        state_file = self.folder / STATE
+        state_file, resume = self.folder / STATE, self.settings.resume
         if resume and not state_file.is_file() and self.report_file.is_file():
             stored = json.loads(self.report_file.read_text(encoding="utf-8"))
             if stored["job"] == self.job:
@@ -398,8 +265,8 @@ class _Improvement:
             self._remember(json.loads(state_file.read_text(encoding="utf-8")))
             ended = self._ended.report(self.progress)
             return ImproveReport.of(ended) if ended is not None else None
-        check_name(self.name, self.order, self.folder)
-        for adapter in adapter_names(self.name, self.order):
+        check_name(self.settings)
+        for adapter in adapter_names(self.settings):
             remove_training(adapter)  # an abandoned one of an earlier improvement with the same name
         claim_folder(self.folder, self.owner)
         self._keep()
@@ -477,8 +344,8 @@ class _Improvement:
 
     def _trained(self, kind: type[Any], values: Mapping[str, Any] | None, argument: str) -> Any:
         """The settings of a training step."""
-        seed = self.options.get("seed", 0)
-        return settings_from(kind, {"model": self.report.model, "seed": seed, **(values or {})}, argument)
+        given = {"model": self.report.model, "seed": self.settings.seed, **(values or {})}
+        return settings_from(kind, given, argument)
 
     # -- preflight
 
@@ -492,15 +359,15 @@ class _Improvement:
         """
         if self.report.steps or self.plan is not None:
             return
-        retained = [Retained.read(text) for text in self.config.retention]
+        retained = [Retained.read(text) for text in self.settings.retention]
         try:
             plan = self._check_program(retained)
-            for at, task in enumerate(retained if self.options.get("preflight", True) else ()):
+            for at, task in enumerate(retained if self.settings.preflight else ()):
                 self._check_retained(at, task)
         except AssayError:
             remove_folder(self.folder, self.owner)
             raise
-        for step, options in (("sft", self.config.sft), ("grpo", self.config.grpo)):
+        for step, options in (("sft", self.settings.sft), ("grpo", self.settings.grpo)):
             if options and step not in self.order:
                 self.report.notes.append(
                     f"{step}={dict(options)!r} has no effect: order={','.join(self.order)!r} has no such step"
@@ -512,10 +379,10 @@ class _Improvement:
 
     @contextmanager
     def _opened(
-        self, kind: str, program: str, rubric: str | Path, data: str, options: Mapping[str, Any], **more: Any
+        self, kind: type[PromptJob], program: str, rubric: str, data: str, options: Mapping[str, Any], **more: Any
     ) -> Iterator[Job]:
         """A job with the settings of a compile, under the part's own kind of run."""
-        config = program_settings(_KINDS[kind], program, rubric, data, None, options)
+        config = program_settings(kind, program, rubric, data, None, options)
         with open_job(
             config, program=program, rubric=load_rubric(rubric), progress=self.progress, store=self.store, **more
         ) as job:
@@ -527,24 +394,28 @@ class _Improvement:
         with (
             self._part("preflight"),
             self._opened(
-                "improve", program, self.rubric, self.config.data, {**self._capped(), "model": model}, need=SPLITS
+                _Preflight,
+                program,
+                self.settings.rubric,
+                self.settings.data,
+                {**self._capped(), "model": model},
+                need=SPLITS,
             ) as job,
         ):
-            monitor = None if self.monitor is None else job.additional_rubric(self.monitor)
+            monitor = None if self.settings.monitor is None else job.additional_rubric(self.settings.monitor)
             guards = [*([] if monitor is None else [monitor]), *(job.additional_rubric(t.rubric) for t in retained)]
-            self.report.notes = [
+            notes = [
                 *announce_splits(job.splits, self.progress),
                 *job.warnings,
                 *unused_settings(job, rubrics=guards, order=self.order),
             ]
-            self.report.data = job.rows.to_dict()
+            self._now(notes=notes, data=job.rows.to_dict())
             if "prompts" in self.order:
                 require_predictors(job)
             split = "val" if self.order[0] == "prompts" else "train"  # which the first step runs
             checked(job, getattr(job.splits, split), split=split)
             self._check_monitor(job, monitor, split)
-            grpo = self._trained(PolicySettings, self.config.grpo, "grpo")
-            return steps_of(job, self.order, rollouts=self.config.rollouts, grpo=grpo, retained=len(retained))
+            return steps_of(self.settings, job)
 
     def _check_monitor(self, job: Job, monitor: Rubric | None, split: str) -> None:
         """Asks the judges of the monitor rubric once; the program's run comes from the response cache."""
@@ -558,7 +429,7 @@ class _Improvement:
             options = {**self._capped(), "model": self.start[1]}
             settings = {key: options[key] for key in options if key not in ("parameters", "sizes", "rename")}
             need = ("val", "test")
-            with self._opened("improve", task.program, task.rubric, task.data, settings, need=need) as job:
+            with self._opened(_Preflight, task.program, task.rubric, task.data, settings, need=need) as job:
                 checked(job, job.splits.val, split="val")
 
     # -- steps
@@ -570,7 +441,7 @@ class _Improvement:
             try:
                 self._take(at, step)
             except BudgetExceeded as cap:
-                self.report.stopped = f"step {at + 1} of {len(self.order)}, {step}: {cap}"
+                self._now(stopped=f"step {at + 1} of {len(self.order)}, {step}: {cap}")
                 self.progress.say(f"end of the improvement: {self.report.stopped}; the best so far is reported")
                 return
 
@@ -593,7 +464,7 @@ class _Improvement:
                 "step": step, "program": program, "model": model, "converged": converged, **self._gate(self.candidate)
             }  # fmt: skip
             if row["kept"]:
-                self.report.program, self.report.model = program, model
+                self._now(program=program, model=model)
         self.candidate = None
         self.report.steps.append(row)
         self._keep()
@@ -604,12 +475,11 @@ class _Improvement:
         out = self.folder / f"prompts-{at + 1}"
         remove_folder(out, self.owner)  # of an interrupted process; the replay makes it again
         report = compile_program(
-            self.report.program, rubric=self.rubric, data=self.config.data, out=out, store=self.store,
-            progress=self.progress, gate=False, test=False, words=self.words,
-            **{**self._capped(), "model": self.report.model},
+            self.report.program, out=out, gate=False, test=False, words=self.settings.words,
+            **self._same, **{**self._capped(), "model": self.report.model},
         )  # fmt: skip
         stopped, unchanged = report.stopped, report.winner == "baseline"
-        if stopped and unchanged and self.options.get("max_search_calls") is None:
+        if stopped and unchanged and self.settings.max_search_calls is None:
             turn = self._turn() if self.caps.any else None
             if turn is None or turn.end <= at + 1:  # otherwise the step ended at its own share: a later one still fits
                 raise BudgetExceeded(stopped)
@@ -623,22 +493,21 @@ class _Improvement:
             rows = self.folder / f"sft-{at + 1}"
             if not begun:
                 collected = collect(
-                    self.report.program, rubric=self.rubric, data=self.config.data, n=self.config.rollouts,
-                    store=self.store, progress=self.progress,
+                    self.report.program, n=self.settings.rollouts, **self._same,
                     **{**self._options_for(options_of(Collect)), "model": self.report.model},
                 )  # fmt: skip
                 self._note_cut(at, "sft", collected.stopped)
                 remove_folder(rows, self.owner)
-                chosen = Selection(programs=(program_name(self.config.program),))
+                chosen = Selection(programs=(program_name(self.settings.program),))
                 export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.progress)
-            config = self._trained(SFTSettings, self.config.sft, "sft")
+            config = self._trained(SFTSettings, self.settings.sft, "sft")
             return train_sft(rows, name=name, store=self.store, resume=begun, progress=self.progress, **asdict(config))
 
         return self._weights(at, trained)
 
     def _grpo(self, at: int) -> tuple[str, str]:
         def trained(name: str, begun: bool) -> Any:
-            settings = asdict(self._trained(PolicySettings, self.config.grpo, "grpo"))
+            settings = asdict(self._trained(PolicySettings, self.settings.grpo, "grpo"))
             options = {
                 key: value
                 for key, value in self._options_for(options_of(TrainRL)).items()
@@ -647,9 +516,9 @@ class _Improvement:
             parameters = dict(options.get("parameters", {}))
             parameters.pop("temperature", None)  # `grpo` has its own
             return train(
-                self.report.program, rubric=self.rubric, data=self.config.data, name=name, store=self.store,
-                progress=self.progress, resume=begun, retention=list(self.config.retention), monitor=self.monitor,
-                test=False, words=self.words, **{**options, "parameters": parameters, **settings},
+                self.report.program, name=name, resume=begun, retention=list(self.settings.retention),
+                monitor=self.settings.monitor, test=False, words=self.settings.words, **self._same,
+                **{**options, "parameters": parameters, **settings},
             )  # fmt: skip
 
         return self._weights(at, trained)
@@ -710,12 +579,12 @@ class _Improvement:
             for side, (program, model) in (("before", before), ("after", after)):
                 with self._part(f"{split}-{side}"):
                     job = self._opened(
-                        "evaluate", program, self.rubric, self.config.data, {**options, "model": model},
+                        _Side, program, self.settings.rubric, self.settings.data, {**options, "model": model},
                         need=(split,), opens_as=self.opens_as,
                     )  # fmt: skip
                     jobs.append(opened.enter_context(job))
             comparison = self._compare_jobs(jobs[0], jobs[1], split)
-        self.report.test_openings = jobs[0].openings.to_dict() if jobs[0].openings is not None else None
+        self._now(test_openings=None if jobs[0].openings is None else jobs[0].openings.to_dict())
         return comparison
 
     def _compare_jobs(self, before: Job, after: Job, split: str) -> Comparison:
@@ -756,33 +625,33 @@ class _Improvement:
 
         `resume` returns the report if the process was killed before printing it, or if no cap was raised.
         """
-        report = self.report
         if self.best != self.start:
             self._test()
-        options = {**self.options, "model": report.model}
+        options = {**self.options, "model": self.report.model}
         with (
             self._part("end"),
-            self._opened("improve", report.program, self.rubric, self.config.data, options) as job,
+            self._opened(_Preflight, self.report.program, self.settings.rubric, self.settings.data, options) as job,
         ):
-            report.models = job.models(self._runs)["models"]
-            kept = {"steps": report.steps, "test": report.test}
-            report.artifact = keep_artifact(job, job.recorded, place, kept, report.as_text(self.name, self.words))
-        report.program = str(report.artifact)  # intermediate versions are deleted with the folder
-        if report.stopped is not None:
-            self._ended.keep(report.to_dict())
+            self._now(models=job.models(self._runs)["models"])
+            kept = {"steps": self.report.steps, "test": self.report.test}
+            about = f"Improved in the steps {', '.join(self.order)}."
+            text = markdown(self.report, title=self.name, about=about, words=self.settings.words)
+            artifact = keep_artifact(job, job.recorded, place, kept, text)
+        self._now(artifact=artifact, program=str(artifact))  # intermediate versions are deleted with the folder
+        if self.report.stopped is not None:
+            self._ended.keep(self.report.to_dict())
         else:
-            write_whole(self.report_file, json_text(results({"job": self.job, "report": report.to_dict()})))
+            write_whole(self.report_file, json_text(results({"job": self.job, "report": self.report.to_dict()})))
             remove_folder(self.folder, self.owner)
 
     def _test(self) -> None:
-        report = self.report
         try:
             comparison = self._compared("test", self.start, self.best)
         except BudgetExceeded as cap:
-            report.stopped = report.stopped or f"sealed test: {cap}"
+            self._now(stopped=self.report.stopped or f"sealed test: {cap}")
             return
-        report.test = compared(comparison.before, comparison.after, level=comparison.gain.level)
         note = comparison.end_of("test")
-        report.notes += [*([note] if note else []), *losses_behind_gain(comparison, "test")]
+        self.report.notes.extend([*([note] if note else []), *losses_behind_gain(comparison, "test")])
+        self._now(test=compared(comparison.before, comparison.after, level=comparison.gain.level))
         if comparison.cap is not None and comparison.gain.n < FEWEST:
-            report.stopped = report.stopped or note
+            self._now(stopped=self.report.stopped or note)

@@ -1,1 +1,0 @@
-"""The public Python functions, one module per command: `assay.compile` is `api/compile.py`."""

@@ -1,1 +1,0 @@
-"""`assay improve`: prompts and weights in turn, each step gated."""
