@@ -340,18 +340,6 @@ def test_every_shipped_name_has_its_files() -> None:
     assert sorted(rubrics) == sorted(path.stem for path in (CONTENT / "rubrics").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("file", sorted((CONTENT / "judges").glob("*.yaml")), ids=lambda file: file.stem)
-def test_a_shipped_judge_is_found_by_its_name_and_has_a_card(file: Path, tmp_path: Path) -> None:
-    from assay.judges.loading import load_judge
-    from assay.rubrics.loading import load_rubric
-
-    rubric = tmp_path / "rubric.yaml"
-    rubric.write_text(f"name: mine\ncriteria: [{{name: one, judge: {{use: {file.stem}}}}}]\n")
-    (criterion,) = load_rubric(rubric).criteria
-    assert load_judge(file.stem).spec == load_judge(file).spec == load_judge(criterion.judge.use).spec
-    assert f"## `{file.stem}`" in (CONTENT / "judges" / "README.md").read_text()
-
-
 # Torch and safetensors have no class of their own for these; the words only choose which advice is added to the error.
 _WORDS_OF_OTHERS = {("optimizers/finetuning/run_folder.py", "_ran_out_by_text")}
 _TEXTS = {"error", "message", "reason"}

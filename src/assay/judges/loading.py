@@ -16,7 +16,7 @@ from assay.judges.reading import MIN_MASS
 from assay.models.roles import address_in, is_loopback
 from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
-from assay.rubrics.loading import JudgeFile, import_check, load_rubric, shipped_judge
+from assay.rubrics.loading import JudgeFile, import_check, load_rubric
 from assay.sources import trust
 from assay.sources.artifact_code import around
 from assay.support.names import nearest
@@ -75,15 +75,14 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Unpack[J
     """Loads a judge that is not compiled.
 
     Args:
-        source: the name of a shipped judge (`sentiment`, `better_answer`, `right_topic`), a `.yaml` file, a rubric's
-            criterion as `rubric.yaml:NAME`, a judge or judge class as `file.py:NAME` or `package.module:NAME`, or a
-            question.
+        source: a `.yaml` file, a rubric's criterion as `rubric.yaml:NAME`, a judge or judge class as `file.py:NAME` or
+            `package.module:NAME`, or a question.
         find: loads the members of a jury or cascade by path; by default this function.
         spec: fields of a `JudgeSpec` (`scale`, `kind`, `anchors`) for a question.
     Raises:
         RubricError: the file is invalid (with its line), the source is not a judge, or `spec` is given for a file.
     """
-    text = str(shipped_judge(str(source)) or source)
+    text = str(source)
     path = Path(text)
     if unknown := sorted(spec.keys() - JudgeFields.__annotations__):
         hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], _KEYWORDS)) else ""

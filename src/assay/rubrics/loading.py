@@ -532,13 +532,7 @@ def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
     if beside:
         raise RubricError(f"set {', '.join(beside)} either inside judge or next to its text, not both")
     spec = entry.judge.spec()
-    return replace(spec, use=str(shipped_judge(spec.use) or (folder or Path()) / spec.use)) if spec.use else spec
-
-
-def shipped_judge(name: str) -> Path | None:
-    """File of a shipped judge, such as `sentiment`; None for any other name."""
-    path = CONTENT / "judges" / f"{name}.yaml"
-    return path if name.isidentifier() and path.is_file() else None
+    return replace(spec, use=str((folder or Path()) / spec.use)) if spec.use else spec
 
 
 def import_check(path: str, folder: Path | None = None) -> Check:
