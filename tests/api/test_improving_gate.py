@@ -295,7 +295,7 @@ def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
     assert report.test["criteria"]["right"] == report.test["gain"]  # the only criterion
 
 
-@pytest.mark.parametrize(("options", "done"), [({}, False), ({"max_search_calls": 5}, True)])
+@pytest.mark.parametrize(("options", "done"), [({}, False), ({"optimizer": "copro", "max_search_calls": 5}, True)])
 def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import improve
 from assay.cli.main import group
+from assay.commands.improve_settings import ImproveReport
 from assay.datasets.rows import NO_ROWS
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
@@ -128,13 +127,11 @@ SIDE = {
 TEST = {"before": SIDE, "after": SIDE, "gain": {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 9}}
 
 
-def test_improve_reports_openings_of_the_test_split(capsys: pytest.CaptureFixture[str]) -> None:
-    report: dict[str, Any] = {
-        "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5},
-        "model": "m", "artifact": "a", "data": NO_ROWS.to_dict(),
-    }  # fmt: skip
-    improve.print_report(report)
-    assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
+def test_improve_reports_openings_of_the_test_split() -> None:
+    report = ImproveReport(
+        program="p", model="m", test_openings={"this_job": 2, "this_store": 5}, data=NO_ROWS.to_dict()
+    )
+    assert any(f"{opened('5 times')} (2 times by this job)" in str(line) for line in report.lines())
 
 
 def test_train_reports_openings_for_each_program(tmp_path: Path) -> None:

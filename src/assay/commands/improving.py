@@ -479,7 +479,8 @@ class Improvement:
             **self._same, **{**self._capped(), "model": self.report.model},
         )  # fmt: skip
         stopped, unchanged = report.stopped, report.winner == "baseline"
-        if stopped and unchanged and self.settings.max_search_calls is None:
+        # `auto` always spends its search calls, so another cap ended it; other optimizers may end at that of the search
+        if stopped and unchanged and (self.settings.optimizer == "auto" or self.settings.max_search_calls is None):
             turn = self._turn() if self.caps.any else None
             if turn is None or turn.end <= at + 1:  # otherwise the step ended at its own share: a later one still fits
                 raise BudgetExceeded(stopped)
