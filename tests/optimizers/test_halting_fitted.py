@@ -46,7 +46,7 @@ def test_the_refined_program_may_get_nearest_demonstrations() -> None:
     refine = Refine(dspy.Predict("question -> answer"), lambda *_: 1.0)
     assert refinement_in(NearestDemos(refine, [{"key": "2", "demos": {}}], k=1)) is refine
     assert refinement_in(dspy.Predict("question -> answer")) is None
-    with pytest.raises(ProgramError, match="no Refine program"):
+    with pytest.raises(ProgramError, match="not a Refine program"):
         with_halting(dspy.Predict("question -> answer"), Halting())
 
 

@@ -272,7 +272,7 @@ def test_exports_without_learning_signal_are_refused(
     with pytest.raises(ConfigError, match="step_weight: would have no effect"):
         train(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, max_score_drop=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
-    with pytest.raises(DataError, match="no finite number"):
+    with pytest.raises(DataError, match="not a finite number"):
         Recorded(broken, PolicySettings(prompts_per_step=2, num_generations=2, per_device_batch_size=2))
 
 

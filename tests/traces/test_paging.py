@@ -102,7 +102,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="no filter by model"):
         RolloutFilters(equal={"model": "m"})
     for text in ("", "1", "x~y", "1~", "nan~a", "1;2~a"):
-        with pytest.raises(ConfigError, match="no place in a list"):
+        with pytest.raises(ConfigError, match="not a place in a list"):
             Cursor.of(text)
     cursor = Cursor(1764085812.1234567, "01a2118c")
     assert Cursor.of(str(cursor)) == cursor
