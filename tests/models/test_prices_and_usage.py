@@ -232,5 +232,6 @@ def test_a_gateway_has_the_price_of_its_upstream(price: str | None, cost: float 
 @pytest.mark.parametrize("settings", [{"price": "1,2"}, {"price": "a", "judge_model": MODEL}])
 def test_a_price_without_effect_is_refused_where_judges_score(settings: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n  - name: good\n    judge: Is the answer good?\n")
-    with pytest.raises(ConfigError):
+    Store(tmp_path / "s.db").close()
+    with pytest.raises(ConfigError, match="price"):
         score_rollouts(store=tmp_path / "s.db", rubric=f"{tmp_path}/r.yaml", **settings)
