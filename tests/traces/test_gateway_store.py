@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import shared
+from assay.cli import main
 from assay.cli.main import group
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
@@ -226,14 +226,14 @@ def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -
 def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = shared.print_json
+    printed = main.print_json
 
     def print_and_stop(data: Any, **options: Any) -> None:
         printed(data, **options)
         if "url" in data:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(shared, "print_json", print_and_stop)
+    monkeypatch.setattr(main, "print_json", print_and_stop)
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = CliRunner().invoke(group, ["serve", *COMMAND, "--store", str(tmp_path / "s.db")])
