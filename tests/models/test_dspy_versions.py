@@ -84,7 +84,8 @@ def test_a_command_refuses_an_unsupported_version_in_one_line(
 def test_a_version_whose_modules_have_moved_is_refused_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "dspy").mkdir()
     (tmp_path / "dspy" / "__init__.py").write_text('__version__ = "3.6.0"\n')
-    for code in ("from assay.cli import main; main()", "import assay; assay.evaluate('qa', rubric='exact', data='arithmetic:size=9')"):
+    call = "import assay; assay.evaluate('qa', rubric='exact', data='arithmetic:size=9')"
+    for code in ("from assay.cli import main; main()", call):
         script = f"import sys; sys.argv = ['assay', 'evaluate', 'qa', *{TASK}, '--model', 'openai/x']; {code}"
         result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode

@@ -3,6 +3,7 @@
 import json
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli import main
 from assay.cli.main import group
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
@@ -226,14 +226,15 @@ def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -
 def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = main.print_json
+    command_line = sys.modules["assay.cli.main"]  # `assay.cli.main` is its function
+    printed = command_line.print_json
 
     def print_and_stop(data: Any, **options: Any) -> None:
         printed(data, **options)
         if "url" in data:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(main, "print_json", print_and_stop)
+    monkeypatch.setattr(command_line, "print_json", print_and_stop)
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = CliRunner().invoke(group, ["serve", *COMMAND, "--store", str(tmp_path / "s.db")])
