@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from assay.commands.index import index
     from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
+    from assay.commands.run import run
     from assay.commands.train import train
     from assay.commands.train_sft import train_sft
     from assay.commands.tune import tune
