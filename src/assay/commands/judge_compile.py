@@ -35,11 +35,10 @@ from assay.runs.groups import (
     Preflight,
     ReflectionModel,
     Resumable,
-    Source,
     Threads,
 )
 from assay.support.numbers import counted, figure, signed
-from assay.support.options import Count, Flag, function_of
+from assay.support.options import Count, Flag, Parse, function_of
 from assay.support.report import OBJECT, Table
 from assay.support.reprs import ReportDict, measure_text, shortened
 
@@ -178,6 +177,13 @@ def _gain_text(gain: Mapping[str, Any]) -> str:
     return f"{signed(gain['mean'])}, {ends}"
 
 
+def _labels(value: Any) -> Any:
+    """A file or spec, or rows of Python."""
+    if isinstance(value, bool | int | float) or (isinstance(value, str) and not value.strip()):
+        raise ValueError(f"must be a file of rows, hf:…, 'store', a data frame or a list of rows, not {value!r}")
+    return value
+
+
 class CompileJudge(
     Reported, Trusting, InStore, NewArtifact, JudgeConfig, Resumable, Cached, Preflight, Threads, FourSplits,
     ReflectionModel, KeyedJob,
@@ -200,7 +206,7 @@ class CompileJudge(
     judge: JudgeSource = field(kw_only=False)
     """Judge: a YAML file, an artifact's folder, file.py:NAME, or one sentence that says what to judge. In Python also
     a judge."""
-    labels: Annotated[Source, Flag(metavar="D", path=True)]
+    labels: Annotated[Any, Flag(metavar="D", path=True), Parse(_labels)]
     """Human labels: a .jsonl, .json, .csv or .parquet file, hf:…, or 'store'."""
     model: str | None = None
     """Language model of the judge; by default embedded/smollm2-135m."""
