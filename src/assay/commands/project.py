@@ -69,7 +69,7 @@ def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, d
     located = {name: _located(path.parent, options[name].flag.path, value) for name, value in merged.items()}
     for name, value in located.items():
         for form in _forms(options.get(name), value):
-            remember(name, form)
+            remember(path, name, form)
     return path, located
 
 

@@ -1,4 +1,4 @@
-"""The project file: where it is, and which values it has given in this process.
+"""The project file: where it is, and which values it has given.
 
 It gives the models of all roles to all commands; one that a command has no use for is not a mistake.
 """
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 FILE = "assay.toml"
-_read_values: set[tuple[str, str]] = set()  # name and `repr`
+_read_values: set[tuple[Path, str, str]] = set()  # file, name and `repr`
 
 
-def remember(name: str, value: Any) -> None:
-    """Remembers the value of a setting, in the form of the file or of a settings object."""
-    _read_values.add((name, repr(value)))
+def remember(path: Path, name: str, value: Any) -> None:
+    """Remembers a value of a project file, in the form of the file or of a settings object."""
+    _read_values.add((path, name, repr(value)))
 
 
 def is_of_project(name: str, value: Any) -> bool:
-    """Whether a project file has given this value of a setting in this process."""
-    return (name, repr(value)) in _read_values
+    """Whether the project file of the working directory, if it was read, has given this value of a setting."""
+    return (path := find_project()) is not None and (path, name, repr(value)) in _read_values
 
 
 def find_project(folder: str | Path = ".") -> Path | None:
