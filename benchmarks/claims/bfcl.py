@@ -9,8 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import assay
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 
 CATEGORIES = {"simple_python": "correct_calls", "multiple": "correct_calls", "irrelevance": "abstention_when_not"}
 SIZE = 10
@@ -21,21 +20,17 @@ def measure(setting: Setting) -> Measured:
     folder, values = downloaded(setting.downloads), {}
     for category, criterion in CATEGORIES.items():
         # the whole category is drawn, and the test split of it is what is run
-        evaluation = assay.evaluate(
+        evaluation = held_out(
+            setting,
             "tool_user",
             rubric="tool_user",
             data=f"bfcl:{category}?path={folder}",
-            split="test",
-            sizes={"test": SIZE},
+            test=SIZE,
             salt=f"seed {setting.seed}",
             model=setting.model,
             prompt_format="lean",
             parameters={"temperature": 0.1, "max_steps": 4},
-            seed=setting.seed,
-            store=setting.scratch / f"{category}.db",
-            threads=1,
-            progress=Lines(),
-        ).evaluation
+        )
         values[category] = {"after": {task: result.grades[criterion] for task, result in evaluation.results.items()}}
     return Measured(values=values, facts={"size": SIZE})
 

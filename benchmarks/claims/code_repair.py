@@ -6,10 +6,9 @@ ones. The unedited code never passes all hidden tests, so that any share is a ga
 
 import math
 
-import assay
 from assay.datasets import load_tasks
 from assay.programs import CodeRepair
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 
 LONGEST, DRAWN, TEST, STEPS = 500, 80, 8, 4
 
@@ -19,20 +18,16 @@ def measure(setting: Setting) -> Measured:
     tasks = [task for task in drawn if len(task.inputs["code"]) <= LONGEST][:TEST]
     agent = CodeRepair(prompt_format="lean")
     agent.set_parameters({"temperature": 0.1, "max_steps": STEPS, "reasoning_depth": 1})
-    evaluation = assay.evaluate(
+    evaluation = held_out(
+        setting,
         agent,
         rubric="code_repair",
         data=[
             {"inputs": task.inputs, "expected": task.expected, "metadata": task.metadata, "split": "test"}
             for task in tasks
         ],
-        split="test",
         model=f"embedded:{setting.stronger}",
-        seed=setting.seed,
-        store=setting.scratch / "code_repair.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )
     passed = {task: result.grades["tests_pass"] for task, result in evaluation.results.items()}
     repaired = {task: grade if math.isnan(grade) else float(grade == 1) for task, grade in passed.items()}
     values = {

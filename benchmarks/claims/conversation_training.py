@@ -19,7 +19,7 @@ from assay.testing.fakes import scripted_lm
 from assay.traces.export.settings import Gates
 from assay.traces.places import current_rollout
 from claims.conversations import grades
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Lines, Measured, Setting, held_out
 from claims.trained import use_scratch_adapters
 
 DATA = "conversations:?facts=9-10&changes={changes}&size=400&seed={seed}"
@@ -100,16 +100,12 @@ def characters(row: dict[str, Any]) -> int:
 
 
 def evaluated(setting: Setting, model: str) -> Evaluation:
-    return assay.evaluate(
+    return held_out(
+        setting,
         Converse(prompt_format="lean"),
         rubric="converse",
         data=DATA.format(changes=CHANGES, seed=setting.seed),
-        split="test",
-        sizes={"test": TEST},
+        test=TEST,
         model=model,
-        seed=setting.seed,
         parameters={"temperature": 0.1},
-        store=setting.scratch / "conversation_training.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import dspy
 
-import assay
 from assay.programs import Agent
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 from claims.trained import train, use_scratch_adapters, warmed_up
 
 DECISIONS = {
@@ -136,17 +135,13 @@ def prepared(setting: Setting) -> str:
 
 def sampled(setting: Setting, model: str) -> dict[str, float]:
     """The share of right decisions by sealed plant."""
-    evaluation = assay.evaluate(
+    evaluation = held_out(
+        setting,
         PROGRAM,
         rubric=str(setting.scratch / "rubric.yaml"),
         data=str(setting.scratch / "plants.jsonl"),
-        split="test",
-        sizes={"test": TEST},
+        test=TEST,
         model=model,
         parameters={"temperature": 1.0},
-        seed=setting.seed,
-        store=setting.scratch / "figures.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )
     return dict(evaluation.scores)

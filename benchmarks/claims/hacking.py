@@ -12,10 +12,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import assay
 from assay.programs.calculator import calculator
 from claims import edit_agent
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 from claims.trained import train, use_scratch_adapters, warmed_up
 
 PROGRAM = f"{edit_agent.__file__}:Editor"
@@ -95,19 +94,15 @@ def random_edits(setting: Setting) -> str:
 
 def figures(setting: Setting, model: str) -> dict[str, dict[str, float]]:
     """The figures by held-out task, of one sampled run each."""
-    evaluation = assay.evaluate(
+    evaluation = held_out(
+        setting,
         PROGRAM,
         rubric=str(setting.scratch / "figures.yaml"),
         data=str(setting.scratch / "tasks.jsonl"),
-        split="test",
-        sizes={"test": TEST},
+        test=TEST,
         model=model,
         parameters={"temperature": 1.0},
-        seed=setting.seed,
-        store=setting.scratch / "figures.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )
     scale = {"excess": edit_agent.MOST}
     return {
         name: {task: result.grades[name] * scale.get(name, 1.0) for task, result in evaluation.results.items()}

@@ -17,7 +17,7 @@ from assay.evaluation import Evaluation
 from assay.programs import Converse, Memory
 from assay.programs.agent import GUIDE
 from claims.conversations import grades
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 
 DATA, PERSONS, DEMOS, GUIDED = "conversations:?facts=8-9&changes=0&size=600", 10, 12, 8
 
@@ -81,15 +81,12 @@ def _evaluated(setting: Setting, program: Converse, tasks: Sequence[Task]) -> Ev
         }
         for t in tasks
     ]
-    return assay.evaluate(
+    return held_out(
+        setting,
         program,
         rubric="converse",
         data=rows,
-        split="test",
         model=setting.model,
-        seed=setting.seed,
         parameters={"temperature": 0.1},
         store=setting.scratch / "memory.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )

@@ -9,12 +9,11 @@ import random
 
 import dspy
 
-import assay
 from assay.datasets import Task
 from assay.programs import Agent
 from assay.rubrics import Criterion, Rubric
 from claims import hacking
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 from claims.trained import use_scratch_adapters
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo")
@@ -70,15 +69,11 @@ def scores(setting: Setting, model: str) -> dict[str, float]:
     ]
     program = City(rows[:DEMONSTRATED])
     program.set_parameters({"temperature": 0.1})
-    evaluation = assay.evaluate(
+    evaluation = held_out(
+        setting,
         program,
         rubric=Rubric("cities", [Criterion(name="right", check=right)]),
         data=[{**row, "split": "test"} for row in rows[DEMONSTRATED:]],
-        split="test",
         model=model,
-        seed=setting.seed,
-        store=setting.scratch / "other.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )
     return dict(evaluation.scores)

@@ -19,7 +19,7 @@ import assay
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.traces.export.settings import Gates
 from claims.sql import CLINIC, made, questions
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Lines, Measured, Setting, held_out
 from claims.trained import use_scratch_adapters, warmed_up
 
 PER_KIND, TEST = 120, 90
@@ -125,18 +125,14 @@ def mostly_dear(setting: Setting, tasks: str) -> str:
 
 def answered(setting: Setting, tasks: str, model: str) -> dict[str, dict[str, float]]:
     """Grades by sealed question."""
-    evaluation = assay.evaluate(
+    evaluation = held_out(
+        setting,
         "text_to_sql",
         rubric=str(setting.scratch / "figures.yaml"),
         data=tasks,
-        split="test",
-        sizes={"test": TEST},
+        test=TEST,
         model=model,
         prompt_format="lean",
         parameters={**PARAMETERS, "temperature": 0.1},
-        seed=setting.seed,
-        store=setting.scratch / "figures.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )
     return {task: dict(result.grades) for task, result in evaluation.results.items()}

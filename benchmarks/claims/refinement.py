@@ -12,14 +12,13 @@ from typing import Any
 
 import dspy
 
-import assay
 from assay.datasets import Task, load_tasks
 from assay.programs import Agent, Refine, ThinkingPolicy
 from assay.programs.calculator import CalculatorError, calculator
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import numeric
 from assay.rubrics.criteria import Grade
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 
 DATA = "arithmetic:terms=2-3&digits=2-3&ops=+-"
 DEMONSTRATED, TEST, SAMPLES, DEPTH = 6, 24, 3, 6  # one round of revision at depth 6
@@ -95,18 +94,13 @@ def measure(setting: Setting) -> Measured:
         for task in tasks[DEMONSTRATED:]
     ]
     evaluations = {
-        side: assay.evaluate(
+        side: held_out(
+            setting,
             program,
             rubric=Rubric("sums", [Criterion(name="right", check=numeric)]),
             data=asked,
-            split="test",
-            model=setting.model,
-            seed=setting.seed,
-            store=setting.scratch / "refinement.db",
             cache=False,  # a draft that is a sample of another side would be cached, and cost no tokens
-            threads=1,
-            progress=Lines(),
-        ).evaluation
+        )
         for side, program in programs(tasks[:DEMONSTRATED]).items()
     }
     values: dict[str, Any] = {

@@ -13,9 +13,8 @@ from typing import Any
 
 import dspy
 
-import assay
 from assay.programs.agent import WRITTEN_DECISIONS
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 from claims.trained import train, use_scratch_adapters, warmed_up
 
 DATA = "arithmetic:terms=2&digits=2-3&size=400"
@@ -97,18 +96,14 @@ def seldom_calling(setting: Setting) -> str:
 def right(setting: Setting, model: str) -> dict[str, float]:
     """Whether the answer is right, by sealed task."""
     with dspy.context(**{WRITTEN_DECISIONS: True}):  # sampled, not by the threshold
-        evaluation = assay.evaluate(
+        evaluation = held_out(
+            setting,
             "math_qa",
             rubric=str(setting.scratch / "bare.yaml"),
             data=f"{DATA}&seed={setting.seed}",
-            split="test",
-            sizes={"test": TEST},
+            test=TEST,
             model=model,
             prompt_format="lean",
             parameters={**PARAMETERS, "temperature": 1.0},
-            seed=setting.seed,
-            store=setting.scratch / "figures.db",
-            threads=1,
-            progress=Lines(),
-        ).evaluation
+        )
     return dict(evaluation.scores)

@@ -14,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from assay.evaluation import SilentProgress
+import assay
+from assay.evaluation import Evaluation, SilentProgress
 
 PACKAGES = ("dspy", "xllamacpp", "numpy", "scipy")
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,20 @@ class Setting:
     stronger: str | None
     scratch: Path
     downloads: Path
+
+
+def held_out(setting: Setting, program: Any, *, test: int | None = None, **options: Any) -> Evaluation:
+    """Runs a program over sealed tasks, one at a time, in a store of their own.
+
+    Args:
+        test: number of tasks; by default all of the test split.
+        options: of `assay.evaluate`.
+    """
+    defaults = {"model": setting.model, "store": setting.scratch / "held_out.db"}
+    sizes = None if test is None else {"test": test}
+    return assay.evaluate(
+        program, split="test", sizes=sizes, seed=setting.seed, threads=1, progress=Lines(), **{**defaults, **options}
+    ).evaluation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ and so is the score.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import assay
 from assay.datasets import Task, load_tasks
 from assay.evaluation import Evaluation
 from assay.evaluation.statistics import largest_loss, paired_gain
@@ -23,7 +22,7 @@ from assay.programs import Agent, MathQA, ThinkingPolicy
 from assay.programs.budgets import with_policy
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import numeric
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Measured, Setting, held_out
 
 MARGIN = 0.01
 EASY, HARD = "arithmetic:terms=1-1&digits=1-3", "arithmetic:terms=2-3&digits=1-3&ops=+-"
@@ -64,17 +63,7 @@ def allocated(
     """
 
     def run(name: str, data: Any) -> Evaluation:
-        return assay.evaluate(
-            with_policy(agent, policies[name]),
-            rubric=rubric,
-            data=data,
-            split="test",
-            model=model,
-            seed=setting.seed,
-            store=setting.scratch / "thinking.db",
-            threads=1,
-            progress=Lines(),
-        ).evaluation
+        return held_out(setting, with_policy(agent, policies[name]), rubric=rubric, data=data, model=model)
 
     fits = compared({name: run(name, val) for name in policies})
     fitting = [name for name, fit in fits.items() if fit[fitted_by] <= MARGIN and fit["saved"] > 0]

@@ -18,7 +18,7 @@ from assay.shipped.programs.experiment.tasks import HEATS, HOURS
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.settings import Gates
 from claims.conversations import grades
-from claims.storing import Lines, Measured, Setting
+from claims.storing import Lines, Measured, Setting, held_out
 from claims.trained import use_scratch_adapters
 
 TRIALS = 3
@@ -94,17 +94,13 @@ def trained(setting: Setting, rows: list[Row]) -> str:
 
 
 def evaluated(setting: Setting, model: str) -> Evaluation:
-    return assay.evaluate(
+    return held_out(
+        setting,
         "experiment",
         rubric="experiment",
         data=DATA.format(seed=setting.seed),
-        split="test",
-        sizes={"test": TEST},
+        test=TEST,
         model=model,
         prompt_format="lean",
         parameters={"temperature": 0.1},
-        seed=setting.seed,
-        store=setting.scratch / "experiment.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    )
