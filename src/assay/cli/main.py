@@ -296,7 +296,14 @@ def _drawn(table: "Table") -> Any:
     """A table of a report, for a terminal."""
     from rich.table import Table as Drawn
 
-    drawn = Drawn(*table.header, title=table.title, title_justify="left", show_header=bool(table.header))
+    drawn = Drawn(
+        *table.header,
+        title=table.title,
+        title_justify="left",
+        show_header=bool(table.header),
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for row in table.rows:
         drawn.add_row(*row, style="bold" if row[0] in table.strong else None)
     return drawn

@@ -251,8 +251,10 @@ def propose_instruction(
         raise
     except Exception as error:  # a failed proposal does not end the search
         unparsed = isinstance(error, AdapterParseError)
-        cause = f"the answer of {lm.model} could not be parsed" if unparsed else error_text(error)
-        session.progress.say(f"no instruction was proposed: {cause}")
+        cause = f"the answer of {lm.model} lacks the field improved_instruction" if unparsed else error_text(error)
+        session.progress.say(
+            f"no instruction was proposed: {cause} (its calls: assay traces list --source outside); the search continues"
+        )
         return None
     text, before = str(prediction.improved_instruction).strip(), predictor.signature.instructions
     reason = instruction_check.why(text, before, sources=[d.task for d in drawn], most_tokens=_MOST_TOKENS)
