@@ -115,7 +115,7 @@ class Job:
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, recorded = self.session.rubric, self.recorded
-        names = ("difference", "early_stop", "token_margin", "thinking_margin", "trials")
+        names = ("difference", "early_stop", "token_margin", "trials")
         about = {
             **{name: getattr(self.config, name, None) for name in names}, **arguments,
             "rubric": [rubric.name, rubric.version], "source": _source_of(recorded.program),
