@@ -414,7 +414,8 @@ def collect_splits(
         )
     ordered = sorted((order, name, task) for name, members in chosen.items() for order, task in members)
     _check_ids([(order, task) for order, _, task in ordered], spec)
-    task_of = dict(zip((order for order, *_ in ordered), _with_own_ids([task for *_, task in ordered]), strict=True))
+    placed = _with_own_ids([replace(task, split=name) for _, name, task in ordered])
+    task_of = dict(zip((order for order, *_ in ordered), placed, strict=True))
     parts = {name: [task_of[order] for order, _ in members] for name, members in chosen.items()}
     return Splits(
         parts["train"],

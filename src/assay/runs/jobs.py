@@ -221,6 +221,7 @@ def open_job(
                 loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
         session = _session(config, run, checked, name, progress)
         session.given_lm = lm
+        session.register([*splits.train, *splits.val, *splits.gate])
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
             closing.callback(session.executor.close)
@@ -381,15 +382,15 @@ def salt_at(program: Any) -> tuple[str, str] | None:
 
 
 def _count_openings(job: Job, opens_as: str) -> None:
-    """Counts openings of the test split in the store."""
+    """Counts openings of the test split in the store; the tasks are known to the session from then on."""
     splits = job.splits
 
-    def count() -> None:
-        job.openings = open_test(
-            job.store, opens_as, data=job.config.data, tasks=[task.key for task in splits.parts()["test"]]
-        )
+    def opened() -> None:
+        tasks = splits.parts()["test"]
+        job.openings = open_test(job.store, opens_as, data=job.config.data, tasks=[task.key for task in tasks])
+        job.session.register(tasks)
 
-    splits.on_open = count
+    splits.on_open = opened
 
 
 def _judge_lm(

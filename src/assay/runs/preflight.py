@@ -53,16 +53,12 @@ _SEEN = 8  # tasks that show whose models answer
 _TRIES = 3  # tasks that may fail before the job is stopped
 
 
-def checked(
-    job: Job, tasks: Sequence[Task], *, split: str | None, recorded: RecordedProgram | None = None
-) -> Measured | None:
+def checked(job: Job, tasks: Sequence[Task], *, recorded: RecordedProgram | None = None) -> Measured | None:
     """Runs `preflight` for an opened job, unless its settings turn it off."""
     if not job.config.preflight:
         return None
     job.session.progress.say(f"preflight with {job.session.lm.model}: one task, each judge once")
-    measured = preflight(
-        job.session, recorded or job.recorded, tasks, split=split, max_cost_usd=job.config.max_cost_usd
-    )
+    measured = preflight(job.session, recorded or job.recorded, tasks, max_cost_usd=job.config.max_cost_usd)
     job.session.measured = measured
     job.session.first_runs = FirstRuns()
     return measured
@@ -77,7 +73,6 @@ def see_models(job: Job) -> list[str]:
         A note for the report, if they answer all calls.
     """
     session, tasks = job.session, job.splits.val[:_SEEN]
-    session.register(tasks, "val")
     unknown = not session.model_calls + session.own_calls and any(p.lm for p in job.recorded.program.predictors())
     with session.phase("preflight"), session.context(), limited(session.task_timeout):
         for task in tasks:
@@ -112,7 +107,6 @@ def preflight(
     recorded: RecordedProgram,
     tasks: Sequence[Task],
     *,
-    split: str | None,
     max_cost_usd: float | None = None,
 ) -> Measured:
     """Runs the program on one task and asks each judge for one verdict; then asks the reflection model, if there is
@@ -122,7 +116,6 @@ def preflight(
 
     Args:
         tasks: those that the job runs first, so that it finds the answers in the cache.
-        split: the split that they belong to; None where they are registered with it.
         max_cost_usd: the job's cap in dollars, if any.
     Returns:
         Calls, tokens and latency of a run, for an estimate.
@@ -136,7 +129,6 @@ def preflight(
     """
     check_prices(session, max_cost_usd)
     first, verdicts = list(tasks[:_TRIES]), _verdicts(session)
-    session.register(first, split)
     runs, errors = list[ScoredRun](), list[BaseException]()
     with _asking(session), limited(session.task_timeout):
         before = session.meter.usage
@@ -170,7 +162,7 @@ def preflight(
     return replace(_measured([run.rollout for run in runs], calls), warnings=tuple(warnings))
 
 
-def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> None:
+def preflight_judges(session: Session, tasks: Sequence[Task], *, max_cost_usd: float | None = None) -> None:
     """`preflight` for a program that cannot run yet: asks each judge about the expected output of the first task.
 
     Raises:
@@ -180,7 +172,7 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
     check_prices(session, max_cost_usd)
     verdicts, first = _verdicts(session), tasks[0]
     with _asking(session), limited(session.task_timeout):
-        verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
+        verdicts.ask(first, Rollout(task_id=first.id, split=first.split or "", inputs=dict(first.inputs)))
         verdicts.require(tasks)
     _say_styles(session)
 

@@ -106,8 +106,6 @@ def compile_prompts(
         Cancelled: the user stopped the run; its state is kept for `--resume`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "val", "gate"):
-        session.register(getattr(splits, split), split)
     search = PromptSearch(student, splits, session, config, folder)
     _reserve_report(student, splits, session, decisions)
     settings = config.optimizer_settings or {}
