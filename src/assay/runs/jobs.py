@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,10 +14,10 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
-from assay.datasets.columns import column_lines
 from assay.datasets.curriculum import PREFIX, load_curriculum
 from assay.datasets.fields import Fields
 from assay.datasets.rows import NO_ROWS, RowFindings
+from assay.datasets.splits import column_lines
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
@@ -38,9 +39,11 @@ from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
 from assay.runs.groups import ProgramJob, StagedJob
-from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
+from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric, with_judges
 from assay.runs.opening import Run, budgeted, client_of, open_run
+from assay.runs.rubric_files import portable_rubric
 from assay.sources.artifact_files import is_artifact, read_json, unproven_note
+from assay.sources.files import SourceFiles
 from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
 from assay.support.values import json_value
@@ -78,6 +81,17 @@ class Job:
     was_done: bool = False  # an earlier process had completed it
     rows: RowFindings = NO_ROWS  # of the data
     warnings: Sequence[str] = ()  # of the data, already shown to the user; reports repeat them
+
+    @functools.cached_property
+    def rubric_files(self) -> dict[str, bytes]:
+        """The rubric's file with everything it names; of a rubric made in Python, the source files of its checks."""
+        if self.rubric_path is not None:
+            return portable_rubric(self.rubric_path)
+        source = SourceFiles()
+        for check in [c.check for c in self.session.rubric.criteria if c.check is not None]:
+            definition = definition_of(check)
+            source.add(definition.__qualname__, definition.__module__, definition.__qualname__)
+        return {f"code/{place}": content for place, content in source.files.items()}
 
     def additional_rubric(self, source: RubricSource) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
@@ -143,7 +157,7 @@ def _session(config: ProgramJob, run: Run, rubric: Rubric, name: str, progress: 
     judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
-        rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
+        rubric=with_judges(rubric, judge, own_models=config.own_models),
         recorder=run.recorder,
         meter=run.meter,
         program_name=name,
@@ -272,7 +286,7 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
     Args:
         moved: tasks of the artifact that the store has in another split than the artifact.
     """
-    tasks = [task for part in job.splits.parts().values() for task in part]
+    tasks = itertools.chain.from_iterable(job.splits.parts().values())
     job.rows = job.splits.report(same=equality_of(job.session.rubric.criteria))
     learned = job.training_splits()
     leaked = sum(split in SEALED and key in learned for key, split in moved.items())
@@ -424,7 +438,7 @@ def _session_on_a_host(
     lm = get_lm(config.model_name, **lm_options, **client_of(config, "program", config.model_name))
     judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
     return Session(
-        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
+        lm=lm.copy(**config.generation), rubric=with_judges(rubric, judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
         replace_lms=config.replace_lms, thinking=Thinking.of(config.thinking),
