@@ -153,24 +153,22 @@ class Job:
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 
-def _session(config: ProgramJob, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
-    judge = _judge_lm(config, rubric, run.lm, run.model)
+def _session(
+    config: ProgramJob, rubric: Rubric, name: str, lm: LanguageModel, make: Callable[..., LanguageModel],
+    recorder: Recorder, meter: Meter, *, threads: int,
+) -> Session:  # fmt: skip
+    """The session of a program.
+
+    Args:
+        make: makes another model, by name.
+    """
+    judge = _judge_lm(config, rubric, lm, make)
     return Session(
-        lm=run.lm.copy(**config.generation),
-        rubric=with_judges(rubric, judge, own_models=config.own_models),
-        recorder=run.recorder,
-        meter=run.meter,
-        program_name=name,
-        seed=config.seed,
-        threads=run.threads,
-        progress=progress,
-        prompt_lm=run.reflection,
-        judge_lm=judge,
-        own_models=config.own_models,
-        replace_lms=config.replace_lms,
-        task_timeout=config.task_timeout,
+        lm=lm.copy(**config.generation), rubric=with_judges(rubric, judge, own_models=config.own_models),
+        recorder=recorder, meter=meter, program_name=name, seed=config.seed, threads=threads, judge_lm=judge,
+        own_models=config.own_models, replace_lms=config.replace_lms, task_timeout=config.task_timeout,
         thinking=Thinking.of(config.thinking),
-    )
+    )  # fmt: skip
 
 
 @contextmanager
@@ -233,8 +231,8 @@ def open_job(
             splits = _splits(config, fields, need, progress, known=known_splits(run.store))
             if fixed is None:
                 loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
-        session = _session(config, run, checked, name, progress)
-        session.given_lm = lm
+        session = _session(config, checked, name, run.lm, run.model, run.recorder, run.meter, threads=run.threads)
+        session.progress, session.prompt_lm, session.given_lm = progress, run.reflection, lm
         session.register([*splits.train, *splits.val, *splits.gate])
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
@@ -436,13 +434,8 @@ def _session_on_a_host(
         "seed": config.seed,
     }
     lm = get_lm(config.model_name, **lm_options, **client_of(config, "program", config.model_name))
-    judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
-    return Session(
-        lm=lm.copy(**config.generation), rubric=with_judges(rubric, judge, own_models=config.own_models),
-        recorder=recorder, meter=meter, program_name=program, seed=config.seed,
-        threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
-        replace_lms=config.replace_lms, thinking=Thinking.of(config.thinking),
-    )  # fmt: skip
+    make = functools.partial(get_lm, **lm_options)
+    return _session(config, rubric, program, lm, make, recorder, meter, threads=1)
 
 
 def _source_of(program: dspy.Module) -> str:
