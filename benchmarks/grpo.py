@@ -68,8 +68,10 @@ def ours(
         rubric = assay.Rubric("vowels", [assay.Criterion(name="vowels", check=vowels_of)])
         lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
         session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="one")
-        tasks = [Task(id=str(at), inputs={"question": question}) for at, question in enumerate(questions)]
-        session.register(tasks, "train")
+        tasks = [
+            Task(id=str(at), inputs={"question": question}, split="train") for at, question in enumerate(questions)
+        ]
+        session.register(tasks)
         source = Rollouts(
             EvalTask("one", RecordedProgram(dspy.Predict(Answer), session, prompt_format="lean"), session, [], []),
             tasks,

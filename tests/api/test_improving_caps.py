@@ -67,7 +67,7 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
             if not cached:
                 opened.session.lm.recording.cache = None
             tasks = getattr(opened.splits, split)[: 10 if split == "train" else 8]
-            opened.session.register(tasks, split)
+            opened.session.register(tasks)
             evaluate(opened.recorded, tasks, opened.session, name="all")
         raise Diverged("far enough")
 

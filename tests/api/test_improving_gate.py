@@ -185,7 +185,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
             **{name: options[name] for name in ("max_calls", "model", "api_base")},
         )
         with open_job(config, program=program, rubric="r.yaml", progress=SilentProgress()) as opened:
-            opened.session.register(opened.splits.train, "train")
+            opened.session.register(opened.splits.train)
             evaluate(opened.recorded, opened.splits.train, opened.session, name="all")
         raise AssertionError("the cap was not reached")
 
@@ -231,7 +231,7 @@ def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
             rubric="r.yaml",
             progress=SilentProgress(),
         ) as opened:
-            opened.session.register(opened.splits.train, "train")
+            opened.session.register(opened.splits.train)
             with pytest.raises(BudgetExceeded):
                 evaluate(opened.recorded, opened.splits.train, opened.session, name="all")
         return made if program.startswith("before") else SimpleNamespace(**{**vars(made), "artifact": "other.py:Mine"})

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from assay.deployment.loops import Loops
+from assay.deployment.registry import current_user
 from assay.errors import DeploymentError
 from assay.traces import Store
 from assay.traces.store.leases import LostLease
@@ -47,6 +48,6 @@ def test_a_loop_that_was_never_started_is_named(loops: Loops) -> None:
     for call in (loops.acquire, loops.disable):
         with pytest.raises(DeploymentError, match="agent 'nobody' has no loop"):
             call("nobody")
-    loops.disable("support", by="ann")
-    assert (loops.known("support").enabled, loops.known("support").changed_by) == (False, "ann")
+    loops.disable("support")
+    assert (loops.known("support").enabled, loops.known("support").changed_by) == (False, current_user())
     assert loops.get("nobody") is None

@@ -76,11 +76,6 @@ def test_intervals_need_two_units_in_both_arms() -> None:
     assert math.isnan(mean_of([Cell()])[0])
 
 
-def test_spread_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match="spread"):
-        difference({}, spread=0)
-
-
 @given(st.integers(1, 10**6))
 def test_weight_of_a_unit_rises_and_stays_below_twenty(count: int) -> None:
     assert unit_weight(count) <= unit_weight(count + 1) <= 20

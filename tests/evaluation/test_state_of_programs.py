@@ -524,7 +524,7 @@ def test_an_optimizer_of_dspy_finds_the_predictors_of_a_trace() -> None:
     session = Session(
         scripted_lm(numbered), Rubric("r", [Criterion(name="right", check=exact)]), Recorder(), Meter(), threads=1
     )
-    session.register(TASKS, "train")
+    session.register(TASKS)
     recorded = RecordedProgram(InSubmodule(), session)
     examples = to_examples(TASKS)
     with session.context():

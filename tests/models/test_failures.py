@@ -124,7 +124,7 @@ def ran(
         recorder=recorder, meter=Meter(),
         program_name="p", seed=0,
     )  # fmt: skip
-    session.register([task], "train")
+    session.register([task])
     with session.context():
         rollout = RecordedProgram(Program(act), session).run(task).rollout
     store.flush()
@@ -225,7 +225,7 @@ def scored(how: str, script: Any) -> Rollout:
         recorder=recorder,
         meter=Meter(), program_name="p",
     )  # fmt: skip
-    session.register([task], "train")
+    session.register([task])
     with session.context():
         rollout = RecordedProgram(Wrapping(how), session).run(task).rollout
     assert isinstance(rollout, Rollout)

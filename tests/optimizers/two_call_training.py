@@ -52,10 +52,11 @@ def source(
     lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
     rubric = assay.Rubric("letters", [assay.Criterion(name="letters", check=check)])
     session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name=name)
-    tasks = [Task(id=f"t{at}", inputs={"question": f"How much is {at} + 1?"}) for at in range(8)]
-    session.register(tasks[:4], "train")
-    session.register(tasks[4:6], "val")
-    session.register(tasks[6:], "test")
+    splits = ["train"] * 4 + ["val"] * 2 + ["test"] * 2
+    tasks = [
+        Task(id=f"t{at}", inputs={"question": f"How much is {at} + 1?"}, split=split) for at, split in enumerate(splits)
+    ]
+    session.register(tasks)
     return Rollouts(
         EvalTask(name, RecordedProgram(TwoCalls(), session, prompt_format="lean"), session, tasks[4:6], tasks[6:]),
         tasks[:4],

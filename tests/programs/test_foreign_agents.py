@@ -84,7 +84,7 @@ def hosting(policy: LanguageModel, folder: Path) -> Iterator[AgentHost]:
     lm = with_recording(policy, meter=meter, observers=[recorder.observe])
     rubric = assay.Rubric("said", [assay.Criterion(name="said", check=_said)])
     session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="the agent")
-    session.register([TASK], "train")
+    session.register([TASK])
     gateway = PolicyGateway(store, lm.model, accepts=["gpt-5-mini"])
     yield AgentHost(session, gateway, store)
     gateway.close()

@@ -59,7 +59,7 @@ class Trainer:
         lm = with_recording(scripted_policy(), meter=Meter(), observers=[recorder.observe])
         rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
         self.session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=lm.recording.meter)
-        self.session.register([TASK], "train")
+        self.session.register([TASK])
         self.gateway = PolicyGateway(self.store, lm.model, key=KEY)
         self.gateway.add_routes(leases.add_to)
         self.gateway.add_routes(lambda app: app.middlewares.append(self._proxy))

@@ -197,11 +197,10 @@ class _Collection:
 
         job, n, split = self.job, self.config.n, self.config.split
         tasks = getattr(job.splits, split)
-        job.session.register(tasks, split)
         read = (split,) if self.schedule is None else SPLITS  # a curriculum reads val too
         self.notes += [*job.warnings, *unused_settings(job, read=read)]
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
-            measured = checked(job, tasks, split=split, recorded=self._sampler(0))
+            measured = checked(job, tasks, recorded=self._sampler(0))
             self.notes += measured.warnings if measured else ()
         if self.schedule is None:
             self._collect(tasks)
@@ -229,7 +228,6 @@ class _Collection:
         from assay.evaluation import evaluate
 
         job, scored, step = self.job, self.job.runs_before("promotion"), 0
-        job.session.register(job.splits.val, "val")
         times = Counter[str]()  # collections of each task
         while not schedule.complete:
             stage, tasks = schedule.stage, schedule.whole_stage(step)

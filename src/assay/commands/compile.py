@@ -304,7 +304,7 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
     made = Proposal(job.recorded, splits.train, splits.val, session, settings=config.optimizer_settings or {})
     check_made(config.optimizer, made)
     notes = [*announce_splits(splits, progress), *job.warnings, *unused_settings(job)]
-    measured = checked(job, splits.val, split="val")
+    measured = checked(job, splits.val)
     _announce(job, config, measured)
     notes += [*(measured.warnings if measured else ()), *see_models(job)]
     notes += rehearsed(job, portable=config.portable)

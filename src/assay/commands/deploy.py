@@ -331,25 +331,22 @@ def _with_absolute_paths(watch: "Watch") -> "Watch":
     )
 
 
-def expected_requests(plan: "Plan", *, base: float = 0.7) -> dict[str, SimulationReport]:
+def expected_requests(plan: "Plan") -> dict[str, SimulationReport]:
     """Simulated deployments of a candidate that is better by twice the goal, and of one that is as good.
 
     A plan with many requests is simulated in fewer runs, each cut off after 50,000 requests.
-
-    Args:
-        base: success rate of the champion.
     """
     from assay.deployment.simulation import simulate
 
     goal = max(metric.success_gain or 0.0 for metric in plan.metrics)
-    effect = min(2 * max(goal, 0.05), 1 / base - 1)
+    effect = min(2 * max(goal, 0.05), 1 / Traffic.base - 1)
     deciding = next(metric for metric in plan.metrics if metric.success_gain is not None)
     instant = replace(
         plan, steps=tuple(replace(step, hold_s=0.0) for step in plan.steps),
         metrics=(replace(deciding, horizon_s=0.0),), events=(), watch=(),
     )  # fmt: skip
     return {
-        name: simulate(instant, Traffic(base=base, effect=value), runs=_RUNS, total_requests=_TOTAL)
+        name: simulate(instant, Traffic(effect=value), runs=_RUNS, total_requests=_TOTAL)
         for name, value in (("better", effect), ("equal", 0.0))
     }
 

@@ -259,7 +259,7 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
             need=config.needed,
             opens_as=self.opens_as,
         ) as job:
-            tasks = _registered(job, config)
+            tasks = _tasks(job, config)
             learned = job.training_splits()
             used = sum(task.key in learned for task in tasks)
             notes = _notes(job, config, progress)
@@ -288,14 +288,10 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
         )  # fmt: skip
 
 
-def _registered(job: "Job", config: Evaluate) -> "list[Task]":
-    """The tasks to score, registered with their split. Opens the test split if they are among them."""
-    tasks: list[Task] = []
-    for name in config.splits:
-        part = job.splits.unseal() if name == "test" else getattr(job.splits, name)
-        job.session.register(part, name)
-        tasks += part
-    return tasks
+def _tasks(job: "Job", config: Evaluate) -> "list[Task]":
+    """The tasks to score. Opens the test split if they are among them."""
+    parts = (job.splits.unseal() if name == "test" else getattr(job.splits, name) for name in config.splits)
+    return [task for part in parts for task in part]
 
 
 def _notes(job: "Job", config: Evaluate, progress: "Progress") -> list[str]:
@@ -349,7 +345,7 @@ def _evaluated(
     earlier, samples, alarms = job.runs_before("evaluate"), config.samples, list[str]()
     try:
         if any((task.id, sample) not in earlier for task in tasks for sample in range(samples)):
-            measured = checked(job, tasks, split=None)
+            measured = checked(job, tasks)
             notes += measured.warnings if measured else ()
         alarms = replay_of_rubric(job.session.rubric, job.session)
         with job.session.phase("evaluate"):

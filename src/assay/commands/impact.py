@@ -121,11 +121,10 @@ class Impact(Reported, Trusting, InStore, NewArtifact, ParameterJob):
             if (warning := too_few_to_score(job.splits.sizes(), "val")) is not None:
                 progress.say(f"warning: {warning}")
                 notes.append(warning)
-            measured = checked(job, job.splits.val, split="val")
+            measured = checked(job, job.splits.val)
             notes += [*(measured.warnings if measured else ()), *see_models(job)]
             space = space_of(job, config, progress)
             name = space.programs[0]
-            job.session.register(job.splits.val, "val")
             parameters = job.recorded.settings["parameters"]
             defaults = {**AgentParameters().model_dump(), **parameters, **thresholds_of(job.recorded.program)}
             study = study_to_show(job, config, space, storage_of(config, self.store))

@@ -413,7 +413,7 @@ class Improvement:
             if "prompts" in self.order:
                 require_predictors(job)
             split = "val" if self.order[0] == "prompts" else "train"  # which the first step runs
-            checked(job, getattr(job.splits, split), split=split)
+            checked(job, getattr(job.splits, split))
             self._check_monitor(job, monitor, split)
             return steps_of(self.settings, job)
 
@@ -421,7 +421,7 @@ class Improvement:
         """Asks the judges of the monitor rubric once; the program's run comes from the response cache."""
         if monitor is not None and monitor.needs_judge and job.config.preflight:
             session, tasks = replace(job.session, rubric=monitor), getattr(job.splits, split)
-            preflight(session, job.recorded, tasks, split=split, max_cost_usd=job.config.max_cost_usd)
+            preflight(session, job.recorded, tasks, max_cost_usd=job.config.max_cost_usd)
 
     def _check_retained(self, at: int, task: Retained) -> None:
         with self._part(f"preflight-{at + 1}"):
@@ -430,7 +430,7 @@ class Improvement:
             settings = {key: options[key] for key in options if key not in ("parameters", "sizes", "rename")}
             need = ("val", "test")
             with self._opened(_Preflight, task.program, task.rubric, task.data, settings, need=need) as job:
-                checked(job, job.splits.val, split="val")
+                checked(job, job.splits.val)
 
     # -- steps
 

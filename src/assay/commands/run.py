@@ -83,7 +83,7 @@ class Predictor(Trusting, InStore, Model):
         """
         import dspy
 
-        from assay.datasets.columns import used_columns
+        from assay.datasets.splits import used_columns
         from assay.datasets.tasks import make_task, missing_inputs, own_containers, owners_of
         from assay.deployment import load_artifact
         from assay.deployment.artifact import check_pinned

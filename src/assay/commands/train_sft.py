@@ -147,7 +147,7 @@ def check_comparison(program: str, settings: Mapping[str, Any], *, progress: "Pr
         need=("train", "test"),
     ) as job:  # fmt: skip
         unused_settings(job)
-        checked(job, job.splits.train, split="train")
+        checked(job, job.splits.train)
 
 
 def compare_models(

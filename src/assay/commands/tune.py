@@ -519,7 +519,6 @@ def _help(config: TuneWorker, spent: Any) -> None:
             job.status = "stopped"  # complete only with the whole study; resumed together with it
             closing.callback(lambda: spent.put(job.session.meter.usage))
             space = space_of(job, config, silent)
-            job.session.register(job.splits.val, "val")
             study = study_of(job, config, config.search, space, str(config.storage))
             with job.session.phase("search"):
                 search(objective_of(job, config, space), job.splits.val, space, config.search, study, helping=True)
@@ -677,7 +676,7 @@ def _prepared(job: "Job", config: Tune, progress: "Progress") -> list[str]:
     from assay.runs.unused import unused_settings
 
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
-    measured = checked(job, job.splits.val, split="val")
+    measured = checked(job, job.splits.val)
     warnings += [*(measured.warnings if measured else ()), *see_models(job)]
     warnings += rehearsed(job, portable=config.portable)
     pair = forecast_pair(job.recorded.program, job.session)
@@ -711,8 +710,6 @@ def _searched(job: "Job", config: Tune, progress: "Progress") -> _Searched:
 
     space = space_of(job, config, progress)
     objective = objective_of(job, config, space)
-    for split in ("train", "val"):
-        job.session.register(getattr(job.splits, split), split)
     default = default_of(job, space)
     alarms = replay_of_rubric(job.session.rubric, job.session)
     schedule = schedule_of(job, seed=config.seed, steps=config.trials, progress=progress)

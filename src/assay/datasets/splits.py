@@ -18,13 +18,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from assay.datasets.columns import Columns
 from assay.datasets.curriculum import PREFIX, Curriculum, check_stages, load_curriculum, stage_of, staged_tasks
 from assay.datasets.fields import Fields
 from assay.datasets.memory import PREFIX as MEMORY
 from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
-from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
+from assay.datasets.tasks import OTHER_COLUMNS, OWNERS, SPLITS, UNKNOWN, USUAL_OUTPUTS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
 from assay.support.numbers import counted
 from assay.support.options import takes
@@ -61,6 +60,63 @@ def check_sizes(sizes: Any) -> None:
         if isinstance(size, bool) or not isinstance(size, Integral) or size < 1
     }:
         raise ConfigError(f"sizes {wrong} must be integers >= 1")
+
+
+# -- Which columns of a dataset are inputs of the program, which are expected outputs, and which are neither.
+
+
+@dataclass
+class Columns:
+    """Names of the columns of a dataset, in the order in which they came."""
+
+    inputs: dict[str, None] = field(default_factory=dict)
+    expected: dict[str, None] = field(default_factory=dict)
+    metadata: dict[str, None] = field(default_factory=dict)
+
+    def add(self, task: Task) -> None:
+        self.inputs |= dict.fromkeys(task.inputs)
+        self.expected |= dict.fromkeys(task.expected)
+        self.metadata |= dict.fromkeys(name for name in task.metadata if name not in (OTHER_COLUMNS, UNKNOWN))
+
+
+def column_lines(columns: Columns, fields: Fields | None, compared: Collection[str]) -> list[str]:
+    """What a run says first of its data: the inputs, the expected outputs, and columns that are neither.
+
+    Args:
+        fields: of the program, if they are known.
+        compared: fields that the rubric's criteria name.
+    """
+    optional = {} if fields is None else fields.optional
+    outputs = set() if fields is None or not fields.outputs else {*fields.outputs, *USUAL_OUTPUTS, *compared}
+    other = [name for name in columns.expected if outputs and name not in outputs]
+    expected = [name for name in columns.expected if name not in other]
+    lines = [f"columns: inputs {_listed(columns.inputs, fields)}; expected {', '.join(expected) or 'none'}"]
+    if absent := [name for name in optional if name not in columns.inputs]:
+        lines.append(f"note: no column has the optional input {', '.join(absent)}")
+    if other:
+        where = "they are in task.expected, for checks that read them there"
+        lines.append(f"note: neither inputs nor outputs of the program: {', '.join(other)}; {where}")
+    if columns.metadata:
+        lines.append(f"note: neither inputs nor expected: {', '.join(columns.metadata)}; they are in task.metadata")
+    return lines
+
+
+def used_columns(columns: Collection[str], fields: Fields) -> str:
+    """What `assay run` says first of the columns of a file: the inputs, those of the owner, and those that it leaves
+    out."""
+    owners = [name for name in OWNERS if name in columns]
+    unused = sorted(set(columns) - fields.inputs.keys() - set(owners))
+    parts = {"inputs": _listed(columns, fields), "owner": ", ".join(owners), "not used": ", ".join(unused)}
+    return "columns: " + "; ".join(f"{part} {names}" for part, names in parts.items() if names)
+
+
+def _listed(columns: Collection[str], fields: Fields | None) -> str:
+    names = columns if fields is None else [name for name in columns if name in fields.inputs]
+    optional = {} if fields is None else fields.optional
+    return ", ".join(f"{name} (optional)" if name in optional else name for name in names)
+
+
+# -- The splits of a dataset.
 
 
 @dataclass
@@ -121,6 +177,11 @@ class Splits:
     def parts(self) -> dict[str, list[Task]]:
         """Tasks by split, including the sealed ones: for identifying tasks, not for running them."""
         return {"train": self.train, "val": self.val, "gate": self.gate, "test": self._test}
+
+    def subjects(self) -> list[tuple[str, str]]:
+        """Key and data subject of the tasks that have one, without those of the test split."""
+        tasks = itertools.chain(self.train, self.val, self.gate)
+        return [(task.key, str(subject)) for task in tasks if (subject := task.metadata.get("data_subject"))]
 
     def manifest(self) -> dict[str, Any]:
         """Record for an artifact's manifest: the key of every task, by split."""
@@ -414,7 +475,8 @@ def collect_splits(
         )
     ordered = sorted((order, name, task) for name, members in chosen.items() for order, task in members)
     _check_ids([(order, task) for order, _, task in ordered], spec)
-    task_of = dict(zip((order for order, *_ in ordered), _with_own_ids([task for *_, task in ordered]), strict=True))
+    placed = _with_own_ids([replace(task, split=name) for _, name, task in ordered])
+    task_of = dict(zip((order for order, *_ in ordered), placed, strict=True))
     parts = {name: [task_of[order] for order, _ in members] for name, members in chosen.items()}
     return Splits(
         parts["train"],

@@ -70,7 +70,7 @@ class Task:
     inputs: Mapping[str, Any]
     expected: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    split: str | None = None  # named by the file; None: assigned by the key of the inputs
+    split: str | None = None  # named by the file, or assigned by the key of the inputs once the data is split
     where: str = field(default="", compare=False, repr=False)  # its row, for messages
     # key of the row's inputs before they were converted to the types that a program declares
     row_key: str = field(default="", compare=False, repr=False)

@@ -389,26 +389,26 @@ def _place(ready: Path, folder: Path) -> Path:
     raise OSError(f"{folder} and its numbered variants exist already")
 
 
-def check_loads(path: Path, program: dspy.Module) -> str | None:
+def loaded_again(path: Path, program: dspy.Module) -> tuple[Artifact, str | None]:
     """Loads an artifact that was just written, as another process would.
 
     Returns:
-        None if it loads; a note if it can only be loaded into an instance of the program.
+        The artifact; and a note if it can only be loaded into an instance of the program.
 
     Raises:
         ArtifactError: it cannot be loaded; the folder is kept.
     """
     try:
-        load_artifact(path)
-        return None
+        return load_artifact(path), None
     except (ArtifactError, ProgramError) as error:
         reason = str(error)
     inner = _inner(program)
     try:
-        load_artifact(path, program=inner)
+        artifact = load_artifact(path, program=inner)
     except (ArtifactError, ProgramError) as error:
         raise ArtifactError(f"the artifact was written and cannot be loaded again: {error}") from error
-    return f"the artifact can only be loaded into an instance of the program, assay.load(path, program=…): {reason}"
+    note = f"the artifact can only be loaded into an instance of the program, assay.load(path, program=…): {reason}"
+    return artifact, note
 
 
 def needs_instance(program: dspy.Module, source: SourceFiles) -> bool:

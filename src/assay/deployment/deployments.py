@@ -68,9 +68,7 @@ class Deployments:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine, self.registry = engine, Registry(engine)
 
-    def start(
-        self, candidate: str, plan: Plan, *, by: str | None = None, checks: Mapping[str, Any] | None = None
-    ) -> Deployment:
+    def start(self, candidate: str, plan: Plan, *, checks: Mapping[str, Any] | None = None) -> Deployment:
         """Starts the rollout of a version. The agent's champion is what it is compared with.
 
         Args:
@@ -90,11 +88,11 @@ class Deployments:
             raise DeploymentError(f"{version.name} is already the champion")
         for number in (champion, version.number):
             self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
-        now, user = time.time(), by or current_user()
+        now, user = time.time(), current_user()
         row = {
             "id": new_id(), "agent": version.agent, "champion": champion, "candidate": version.number,
             "plan_json": as_json(plan.to_dict()), "status": RUNNING, "stage": 0, "stage_at": now, "decided": 0,
-            "evaluations": 0, "active": version.agent, "started_at": now, "started_by": clean(user)[:200],
+            "evaluations": 0, "active": version.agent, "started_at": now, "started_by": clean(user),
         }  # fmt: skip
         try:
             with writing(self.engine, "the deployment") as connection:
@@ -186,14 +184,14 @@ class Deployments:
                 return decision
         raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
 
-    def retire(self, version: Version, *, why: str, by: str | None = None) -> str | None:
+    def retire(self, version: Version, *, why: str) -> str | None:
         """Retires a version permanently: it leaves all aliases but `champion`, and the active deployment of it is
         rolled back, in one transaction. No alias or deployment takes it again.
 
         Returns:
             The id of the deployment that was rolled back, or None.
         """
-        table, user = schema.deployments, by or current_user()
+        table, user = schema.deployments, current_user()
         of_it = sa.select(table).where(table.c.active == version.agent, table.c.candidate == version.number)
         with writing(self.engine, "the deployment") as connection:
             retire_in(connection, version, why=why, by=user)

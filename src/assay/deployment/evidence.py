@@ -184,7 +184,7 @@ def _summed(units: Units, count: np.ndarray, total: np.ndarray, shift: np.ndarra
 def cell_of(
     units: Iterable[tuple[str, int, float] | tuple[str, int, float, float]], *, salt: str,
     missing: Mapping[str, tuple[int, float]] | int = 0, running: Mapping[str, tuple[int, float]] | int = 0,
-    buckets: int = BUCKETS, newer: Cell | None = None,
+    newer: Cell | None = None,
 ) -> Cell:  # fmt: skip
     """A cell from the units of one arm in one stratum: name, number of values, their sum, sum of the covariate.
 
@@ -203,9 +203,9 @@ def cell_of(
             row[place] += count
             row[5] += shift
     table = np.array(list(rows.values())).reshape(-1, 6).T
-    bucket = np.array([int(position(name, salt) * buckets) for name in rows], dtype=int)
+    bucket = np.array([int(position(name, salt) * BUCKETS) for name in rows], dtype=int)
     names = ("count", "total", "shift", "missing", "running", "unknown_shift")
-    return cell_of_units(Units(bucket=bucket, **dict(zip(names, table, strict=True))), buckets=buckets, newer=newer)
+    return cell_of_units(Units(bucket=bucket, **dict(zip(names, table, strict=True))), newer=newer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,21 +228,18 @@ class Difference:
 _NOTHING = Difference(mean=math.nan, variance=math.inf, champion=math.nan, freedom=1.0)
 
 
-def difference(arms: Arms, *, spread: float = 1.0, covariate: bool = True) -> Difference:
+def difference(arms: Arms, *, covariate: bool = True) -> Difference:
     """The difference of the arms' means, stratified, each value less its covariate where it has one.
 
     The weight of a stratum is w1 * w0 / (w1 + w0) (Cochran 1954), which depends on the counts and not on the values.
     The variance of an arm is the sum over buckets of the squared influence of the bucket on the mean, over all strata
     at once (linearised, cluster-robust), times k / (k - 1) with k the effective number of buckets (Kish 1965). An arm
-    whose values are nearly all equal has too small a variance: it is at least that of one more bucket at the distance
-    `spread` from the mean, spread^2 / (k + 1)^2.
+    whose values are nearly all equal has too small a variance: it is at least that of one more bucket at the distance 1
+    from the mean, 1 / (k + 1)^2.
 
     Args:
-        spread: largest distance of a value from the mean; 1 for values in [0, 1].
         covariate: whether it is subtracted.
     """
-    if not spread > 0:
-        raise ConfigError(f"spread={spread!r} must be above 0")
     rows = [(of_arm[CANDIDATE], of_arm[CHAMPION]) for of_arm in arms.values() if len(of_arm) == 2]
     rows = [(one, zero) for one, zero in rows if min(one.units, zero.units) >= 2]
     if not rows:
@@ -250,7 +247,7 @@ def difference(arms: Arms, *, spread: float = 1.0, covariate: bool = True) -> Di
     one, zero = (_stacked([row[at] for row in rows], shifted=covariate) for at in (0, 1))
     weights = one.weights * zero.weights / (one.weights + zero.weights)
     shares = weights / weights.sum()
-    variances, freedoms = zip(*(arm.variance(shares, spread) for arm in (one, zero)), strict=True)
+    variances, freedoms = zip(*(arm.variance(shares) for arm in (one, zero)), strict=True)
     return Difference(
         mean=float(shares @ (one.means - zero.means)),
         variance=sum(variances),
@@ -260,14 +257,14 @@ def difference(arms: Arms, *, spread: float = 1.0, covariate: bool = True) -> Di
     )
 
 
-def mean_of(cells: Iterable[Cell], *, spread: float = 1.0) -> tuple[float, float, float]:
+def mean_of(cells: Iterable[Cell]) -> tuple[float, float, float]:
     """Mean of an arm over its strata, weighted by their values, its variance and the degrees of freedom."""
     known = [cell for cell in cells if cell.units]
     if not known or sum(cell.units for cell in known) < 2:
         return math.nan, math.inf, 1.0
     arm = _stacked(known)
     shares = arm.weights / arm.weights.sum()
-    return (float(shares @ arm.means), *arm.variance(shares, spread))
+    return (float(shares @ arm.means), *arm.variance(shares))
 
 
 @dataclass(frozen=True)
@@ -279,14 +276,14 @@ class _Stack:
     weights: np.ndarray
     means: np.ndarray
 
-    def variance(self, shares: np.ndarray, spread: float) -> tuple[float, float]:
+    def variance(self, shares: np.ndarray) -> tuple[float, float]:
         """Variance of the weighted mean of the strata, and its degrees of freedom."""
         scale = (shares / self.weights)[:, None]
         influence = ((self.total - self.means[:, None] * self.weight) * scale).sum(axis=0)
         parts = (self.weight * scale).sum(axis=0)
         effective = float(parts.sum() ** 2 / (parts**2).sum())
         correction = effective / (effective - 1) if effective > 1 else math.inf
-        floor = (spread / (effective + 1)) ** 2
+        floor = 1 / (effective + 1) ** 2
         return max(float((influence**2).sum()) * correction, floor), max(1.0, effective - 1)
 
 

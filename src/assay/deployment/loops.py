@@ -88,23 +88,23 @@ class Loops:
             raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
         return loop
 
-    def enable(self, agent: str, file: str, sha256: str, *, by: str | None = None) -> None:
+    def enable(self, agent: str, file: str, sha256: str) -> None:
         """Lets processes run the loop, by the settings in `file`."""
         row = {
             "agent": agent, "file": file, "sha256": sha256, "enabled": True, "changed_at": time.time(),
-            "changed_by": clean(by or current_user())[:200],
+            "changed_by": clean(current_user()),
         }  # fmt: skip
         with writing(self.engine, "the loop") as connection:
             connection.execute(upsert(self.engine.dialect.name, _LOOPS).values(**row))
 
-    def disable(self, agent: str, *, by: str | None = None) -> None:
+    def disable(self, agent: str) -> None:
         """Ends the loop: a process that runs it stops before its next step.
 
         Raises:
             DeploymentError: the agent has no loop.
         """
         self.known(agent)
-        changes = {"enabled": False, "changed_at": time.time(), "changed_by": clean(by or current_user())[:200]}
+        changes = {"enabled": False, "changed_at": time.time(), "changed_by": clean(current_user())}
         with writing(self.engine, "the loop") as connection:
             connection.execute(sa.update(_LOOPS).where(_LOOPS.c.agent == agent).values(**changes))
 

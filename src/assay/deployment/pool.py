@@ -211,7 +211,6 @@ def write_pool(
     key: Path | None = None,
     training: Iterable[Task] = (),
     replace: bool = False,
-    now: float | None = None,
 ) -> PoolReport:
     """Collects the pool of an agent and writes it with its manifest.
 
@@ -227,7 +226,7 @@ def write_pool(
     if out is not None and (out.suffix != ".jsonl" or (out.exists() and not replace)):
         raise ConfigError(f"{out} must be a new file that ends in .jsonl: existing pools are not overwritten")
     run = _Pool(store, agent, settings, key)
-    run.read(time.time() if now is None else now)
+    run.read(time.time())
     rows = run.rows(run.chosen())
     known = list(training)
     report = run.report(rows, known)

@@ -444,9 +444,7 @@ _KINDS = ("kill", "percentage", "pin:unit:NAME", "pin:tenant:NAME", "exclude:uni
 _LONGEST_NAME = 300  # width of the column
 
 
-def set_flag(
-    engine: sa.Engine, agent: str, name: str, value: bool | float | None, *, why: str = "", by: str | None = None
-) -> None:
+def set_flag(engine: sa.Engine, agent: str, name: str, value: bool | float | None, *, why: str = "") -> None:
     """Sets a flag of an agent; None removes it.
 
     Raises:
@@ -455,15 +453,15 @@ def set_flag(
     """
     stored = _stored(name)
     _check(Registry(engine), agent, name, value)
-    write_flag(engine, agent, stored, value, why=why, by=by)
+    write_flag(engine, agent, stored, value, why=why)
 
 
-def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: str = "", by: str | None = None) -> None:
+def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: str = "") -> None:
     """Adds a row under the name that is stored. Also for settings of an agent that are no flags of units, such as its
     validation suite; they are checked by who writes them."""
     row = {
         "agent": agent, "name": stored, "value": None if value is None else json.dumps(value), "at": time.time(),
-        "by": clean(by or current_user())[:200], "why": clean(why),
+        "by": clean(current_user()), "why": clean(why),
     }  # fmt: skip
     with writing(engine, "the flag") as connection:
         connection.execute(sa.insert(schema.agent_flags).values(**row))
@@ -522,7 +520,7 @@ def _check(registry: Registry, agent: str, name: str, value: Any) -> None:
 _FLAG = "suite"
 
 
-def set_suite(engine: sa.Engine, agent: str, suite: Suite | None, *, why: str = "", by: str | None = None) -> None:
+def set_suite(engine: sa.Engine, agent: str, suite: Suite | None, *, why: str = "") -> None:
     """Sets the suite of an agent; None removes it. Files are kept by absolute path and hash.
 
     Raises:
@@ -534,7 +532,7 @@ def set_suite(engine: sa.Engine, agent: str, suite: Suite | None, *, why: str = 
         named = {"data": _absolute(suite.data), "rubric": _absolute(suite.rubric)}
         hashes = {name: _hash(place) for name, place in named.items() if Path(place).is_file()}
         value = {**asdict(suite), **named, "sha256": hashes}
-    write_flag(engine, agent, _FLAG, value, why=why, by=by)
+    write_flag(engine, agent, _FLAG, value, why=why)
 
 
 def suite_of(engine: sa.Engine, agent: str) -> Suite | None:

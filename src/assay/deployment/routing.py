@@ -40,9 +40,7 @@ class Quality:
     cost_usd: float = 0.0
 
 
-def set_preference(
-    engine: sa.Engine, agent: str, preference: Preference | None, *, why: str = "", by: str | None = None
-) -> None:
+def set_preference(engine: sa.Engine, agent: str, preference: Preference | None, *, why: str = "") -> None:
     """Sets the preference of an agent; None removes it.
 
     Raises:
@@ -55,7 +53,7 @@ def set_preference(
         version = registry.version(f"{agent}@{number}")
         if number not in passed:
             raise DeploymentError(f"{version.name} was never the champion: deploy it first (assay deploy start)")
-    write_flag(engine, agent, _FLAG, None if preference is None else asdict(preference), why=why, by=by)
+    write_flag(engine, agent, _FLAG, None if preference is None else asdict(preference), why=why)
 
 
 def preference_of(flags: Mapping[str, Any]) -> Preference | None:
@@ -63,15 +61,13 @@ def preference_of(flags: Mapping[str, Any]) -> Preference | None:
     return None if (stored := flags.get(_FLAG)) is None else Preference(**stored)
 
 
-def qualities(
-    engine: sa.Engine, agent: str, preference: Preference, *, now: float | None = None
-) -> dict[str, dict[int, Quality]]:
+def qualities(engine: sa.Engine, agent: str, preference: Preference) -> dict[str, dict[int, Quality]]:
     """Measured quality in production by task type and version."""
     rollouts, calls = schema.rollouts.c, schema.transitions.c
     cost: Any = sa.literal(0.0)
     if preference.cost_weight:
         cost = sa.select(sa.func.sum(calls.cost_usd)).where(calls.rollout_id == rollouts.id).scalar_subquery()
-    since = (time.time() if now is None else now) - 86400 * preference.window_days
+    since = time.time() - 86400 * preference.window_days
     names = {f"{agent}@{number}": number for number in preference.versions}
     each = (
         sa.select(rollouts.version, rollouts.task_type, rollouts.score, cost.label("cost"))

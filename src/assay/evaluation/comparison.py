@@ -79,8 +79,6 @@ def compare(
     if not tasks:
         raise BudgetExceeded(f"the caps leave nothing for {split}")
     sessions = (session, after_session or session)
-    for each in sessions:
-        each.register(tasks, split)
     first, second = Evaluation(), Evaluation()
     level, ended, cap, done = 0.05, "", None, list[int]()
     with session.phase(split), sessions[1].phase(split):

@@ -210,7 +210,6 @@ def evaluate(
         BudgetExceeded, Cancelled: finished runs are in the store.
         ProgramFailed: after a preflight, each of the first runs raised an error in the program itself.
     """
-    session.register(list(tasks))
     evaluation, execute = Evaluation() if into is None else into, session.executor or in_threads
     first = session.first_runs or FirstRuns(proven=True)
     with session.progress.bar(name, samples * len(tasks)) as advance:
@@ -286,7 +285,6 @@ def evaluate_pairs(
     Raises:
         BudgetExceeded, Cancelled: finished runs are in the store.
     """
-    session.register([task for _, task in pairs])
     by_place: dict[int, ScoredRun] = {}
     with session.progress.bar(name, len(pairs)) as advance:
         try:

@@ -208,11 +208,9 @@ class Host:
         self.session = make(self.outbox)
         self._sent, self._missed, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
 
-    def run(
-        self, program: dspy.Module, settings: dict[str, Any], task: Task, split: str, place: tuple[str, str]
-    ) -> Report:
+    def run(self, program: dspy.Module, settings: dict[str, Any], task: Task, place: tuple[str, str]) -> Report:
         session = self.session
-        session.register([task], split)
+        session.register([task])
         session.recorder.phase, session.recorder.scope = place
         copy = RecordedProgram(program, session, prompt_format=settings["adapter"], sample=settings["sample"])
         copy.set_parameters(settings["parameters"])
@@ -319,8 +317,7 @@ class RayExecutor:
                         cap, remaining = error, []
                         break
                     task, host = remaining.pop(), free.pop(0)
-                    split = session.split_of.get(task.key, "")
-                    working[host.run.remote(program, settings, task, split, place)] = (task, host)
+                    working[host.run.remote(program, settings, task, place)] = (task, host)
                 if not working and cap is None:
                     raise ModelError(
                         "every host of the Ray cluster is gone; what was finished is in the store. "

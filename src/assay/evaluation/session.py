@@ -6,7 +6,7 @@ Does not choose tasks or compare programs.
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +75,6 @@ class Session:
     threads: int = 4
     progress: Progress = field(default_factory=SilentProgress)
     tasks: TaskIndex = field(default_factory=TaskIndex)
-    split_of: dict[str, str] = field(default_factory=dict)  # by key
     given_lm: dspy.LM | None = None  # the caller's object that `lm` was made of
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
@@ -98,14 +97,11 @@ class Session:
     def __deepcopy__(self, memo: object) -> "Session":
         return self
 
-    def register(self, tasks: Sequence[Task], split: str | None = None) -> None:
-        """Registers tasks by their inputs. A teleprompter passes inputs alone; a run finds its task and split by
-        them."""
+    def register(self, tasks: Iterable[Task]) -> None:
+        """Makes tasks known: teleprompters pass inputs alone, and the recorder finds the tasks that a prompt shows."""
         for task in tasks:
             self.tasks.add(task)
             self.recorder.texts.add(task.key, task.inputs)
-            if split is not None:
-                self.split_of[task.key] = split
 
     def count_calls(self, place: OpenRollout | None) -> None:
         """Counts the calls of a run of the program in its open rollout."""
@@ -286,7 +282,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             parameters=settings["parameters"],
             model=session.lm.model,
             seed=session.seed,
-            split=session.split_of.get(key, ""),
+            split=(task.split if task else None) or "",
             sample=self.sample or 0,
             inputs=json_value(inputs, placeholders=True),
             **(stored_fields(task) if task else {}),
@@ -297,8 +293,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         with session.recorder.rollout(rollout, then_scored=task is not None, key=key):
             note_carried(self.program)
             run = self._run(inputs, rollout)
+            run.task = task
             session.count_calls(current_open_rollout())
-            if getattr(run.prediction, "_failed", None) is None:
+            if run.failed is None:
                 rollout.prediction = json_value(dict(run.prediction.items()), placeholders=True)
         if task is not None:
             with limited(session.task_timeout):  # also where the run has none
@@ -331,9 +328,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             failed.reason,
             failed.kind,
         )
-        prediction = dspy.Prediction()
-        prediction._failed = failed  # rubrics read it
-        return ScoredRun(prediction, rollout, self.has_tools, error=raised)
+        return ScoredRun(dspy.Prediction(), rollout, self.has_tools, failed=failed, error=raised)
 
     def _given(self, inputs: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
         """The inputs in the types that the program declares: those of stored tasks are JSON values."""
@@ -392,6 +387,6 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
     def _score(self, task: Task, run: ScoredRun) -> None:
         rubric, recorder, rollout = self.session.rubric, self.session.recorder, run.rollout
         with recorder.checking(rollout, name=rubric.name):
-            run.result = score_rollout(rubric, task, run.prediction, rollout)
+            run.result = score_rollout(rubric, task, run.answer, rollout)
             rewards = rubric.step_rewards(task, rollout)
         recorder.scored(rollout, rewards)

@@ -234,8 +234,8 @@ _GRID = 2001
 _MOST_TASKS = 10**9  # that `tasks_needed` answers
 
 
-def tasks_needed(difference: float, *, spread: float = WORST_SPREAD, power: float = POWER, alpha: float = ALPHA) -> int:
-    """Tasks with which a paired comparison shows a true `difference` with probability `power`.
+def tasks_needed(difference: float, *, spread: float = WORST_SPREAD) -> int:
+    """Tasks with which a paired comparison shows a true `difference` with probability `POWER`.
 
     The smallest number whose `detectable_difference` is at most that.
 
@@ -244,25 +244,22 @@ def tasks_needed(difference: float, *, spread: float = WORST_SPREAD, power: floa
     Args:
         difference: of mean scores, in (0, 1].
         spread: standard deviation of the paired differences, see `spread_of`.
-        power: in (0, 1).
     """
     if not 0 < difference <= 1:
         raise ConfigError(f"difference={difference!r} must be above 0 and at most 1")
 
     def shows(tasks: int) -> bool:
-        return detectable_difference(tasks, spread=spread, power=power, alpha=alpha) <= difference
+        return detectable_difference(tasks, spread=spread) <= difference
 
     return bisect.bisect_left(range(_MOST_TASKS), True, lo=FEWEST, key=shows)
 
 
-def detectable_difference(
-    tasks: int, *, spread: float = WORST_SPREAD, power: float = POWER, alpha: float = ALPHA
-) -> float:
-    """The true difference of mean scores that a comparison of `tasks` pairs shows with probability `power`.
+def detectable_difference(tasks: int, *, spread: float = WORST_SPREAD) -> float:
+    """The true difference of mean scores that a comparison of `tasks` pairs shows with probability `POWER`.
 
-    (z(1 - alpha / 2) * s + z(power) * spread) / sqrt(n), with n 2 tasks less for the t distribution and 3 % less for
+    (z(1 - ALPHA / 2) * s + z(POWER) * spread) / sqrt(n), with n 2 tasks less for the t distribution and 3 % less for
     the interim analyses, and s the deviation with the pairs of values that `interval_of` adds: s^2 = spread^2 + 2 k /
-    tasks, k = `unseen_pairs(alpha)`. In (0, 1]; fewer than 5 tasks cannot show any difference: 1.0.
+    tasks, k = `unseen_pairs(ALPHA)`. In (0, 1]; fewer than 5 tasks cannot show any difference: 1.0.
 
     Worked: 215 tasks, spread 0.5: s^2 = 0.25 + 4 / 215, s = 0.518; (1.960 * 0.518 + 0.842 * 0.5) * sqrt(1.03 / 213) =
     0.0999.
@@ -271,19 +268,19 @@ def detectable_difference(
         return 1.0
     from scipy import special
 
-    widened = math.sqrt(spread**2 + 2 * unseen_pairs(alpha) / tasks)
-    reach = float(special.ndtri(1 - alpha / 2)) * widened + float(special.ndtri(power)) * spread
+    widened = math.sqrt(spread**2 + 2 * unseen_pairs(ALPHA) / tasks)
+    reach = float(special.ndtri(1 - ALPHA / 2)) * widened + float(special.ndtri(POWER)) * spread
     return min(1.0, reach * math.sqrt(_INFLATION / (tasks - 2)))
 
 
 @functools.cache
-def fewest_to_accept(*, alpha: float = ALPHA) -> int:
+def fewest_to_accept() -> int:
     """Tasks from which on a comparison can show a gain at all: with fewer not even if every task goes from 0 to 1.
 
-    With n tasks the interval's lower end is 1 - t(1 - alpha / 2, n - 1) * s / sqrt(n), with s the deviation of n values
+    With n tasks the interval's lower end is 1 - t(1 - ALPHA / 2, n - 1) * s / sqrt(n), with s the deviation of n values
     of 1 and the added pairs. Six at 95 %.
     """
-    return next(n for n in itertools.count(FEWEST) if interval_of([1.0] * n, -1.0, 1.0, level=alpha)[0] > 0)
+    return next(n for n in itertools.count(FEWEST) if interval_of([1.0] * n, -1.0, 1.0, level=ALPHA)[0] > 0)
 
 
 def spread_of(differences: Sequence[float]) -> float:

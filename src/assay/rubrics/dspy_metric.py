@@ -12,10 +12,8 @@ from assay.datasets import Task
 from assay.datasets.tasks import TaskIndex, task_key
 from assay.errors import Unscored
 from assay.models.calls import failure_of_program, is_agent_failure
-from assay.rubrics.criteria import Failed
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoredRun, ScoreResult
-from assay.support.scrubbing import error_text
 
 # -- Patches DSPy so that unscored tasks are excluded from the averages of its own loops.
 #
@@ -80,20 +78,18 @@ class MissingScore(float):
 
 
 def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a program or its `forward`: a failure of the model server becomes a prediction marked as failed."""
+    """Wraps a program or its `forward`: a failure of the model server becomes a prediction that holds the exception."""
 
     @functools.wraps(run, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except Exception as error:
-            kind = failure_of_program(error)
-            if is_agent_failure(kind):
+            if is_agent_failure(failure_of_program(error)):
                 raise
             import dspy
 
             prediction = dspy.Prediction()
-            prediction._failed = Failed(error_text(error), by_agent=False, kind=kind)
             prediction._broken = error
             return prediction
 
@@ -334,8 +330,7 @@ class RubricMetric:
         task, run = self.task_of(example), ScoredRun.of(prediction)
         if run is not None and run.result is not None and run.rollout.task_id in ("", task.id):
             return run.result
-        rollout = None if run is None else run.rollout
-        scored = self.rubric.score(task, getattr(prediction, "_failed", None) or prediction, rollout)
+        scored = self.rubric.score(task, prediction, None if run is None else run.rollout)
         if run is not None and run.result is not None:
             run.result = scored  # it was of another row with the same inputs, which are all that the program was given
         return scored

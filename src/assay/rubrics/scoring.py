@@ -83,6 +83,8 @@ class ScoredRun:
         rollout: its record.
         has_tools: whether the program has tools at all.
         result: its score; None if no task has these inputs.
+        task: that was run; None if no task has these inputs, or if it ran in another process.
+        failed: why there is no answer; None if there is one.
         error: what the program raised; None if it did not, or ran in another process.
     """
 
@@ -90,7 +92,14 @@ class ScoredRun:
     rollout: Rollout
     has_tools: bool = False
     result: ScoreResult | None = None
+    task: Task | None = None
+    failed: Failed | None = None
     error: BaseException | None = None
+
+    @property
+    def answer(self) -> Any:
+        """The prediction, or the failure that took its place."""
+        return self.failed or self.prediction
 
     @property
     def scored(self) -> ScoreResult:
@@ -472,9 +481,10 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
     if isinstance(prediction, BaseException):
         kind = failure_of_program(prediction)
         return Failed(f"{type(prediction).__name__}: {prediction}", by_agent=is_agent_failure(kind), kind=kind)
-    marked = getattr(prediction, "_failed", None)
-    if isinstance(marked, Failed):
-        return marked
+    if (run := ScoredRun.of(prediction)) is not None and run.failed is not None:
+        return run.failed
+    if isinstance(raised := getattr(prediction, "_broken", None), BaseException):  # see `assay.rubrics.dspy_metric`
+        return Failed(error_text(raised), by_agent=False, kind=failure_of_program(raised))
     fields = fields_of(prediction)
     if not fields:
         return Failed("the prediction has no fields", empty=True)

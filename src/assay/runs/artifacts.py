@@ -7,30 +7,29 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import dspy
 
-from assay.deployment import load_artifact, save_artifact
-from assay.deployment.artifact import check_loads, needs_instance, source_of
+from assay.deployment import Artifact, save_artifact
+from assay.deployment.artifact import loaded_again, needs_instance, readable_text, source_of
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
-from assay.programs import program_version
+from assay.programs import program_state, program_version
 from assay.programs.adapters import ambient_format
-from assay.rubrics.calling import definition_of
 from assay.runs.jobs import Job
-from assay.runs.rubric_files import portable_rubric
-from assay.runs.shown_tasks import demonstrated_tasks
 from assay.sources.artifact_files import verified
-from assay.sources.files import FILES, SourceFiles
+from assay.sources.files import FILES
 from assay.sources.modules import alone
 from assay.sources.trust import trusting
 from assay.support.package import __version__
 from assay.support.scrubbing import error_text
+from assay.support.values import json_text
 from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import subject_digest
+from assay.traces.shown import demos_in
 
 
 def keep_artifact(
@@ -44,23 +43,38 @@ def keep_artifact(
         unproven: whether gate did not show that the program is better than the baseline; the manifest then says so.
     """
     splits, manifest = job.splits, _program_manifest(job, recorded, result)
-    manifest["shown"] = demonstrated_tasks(
-        recorded.program, job.session.recorder, splits.train + splits.val, parent=job.artifact
-    )
+    # of gate too: its tasks decided what the artifact is
+    people = [(key, subject_digest(name)) for key, name in splits.subjects()]
+    manifest["shown"] = _shown_tasks(job, recorded.program, people)
     manifest |= {"unproven": True} if unproven else {}
     path = save_artifact(
-        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
+        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=job.rubric_files
     )
-    if (note := check_loads(path, recorded.program)) is not None:
+    _, note = loaded_again(path, recorded.program)
+    if note is not None:
         job.session.progress.say(f"note: {note}")
-    tasks = splits.train + splits.val + splits.gate
-    # gate too: its tasks decided what the artifact is
-    subjects = {
-        subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")
-    }
-    if subjects := subjects | set(manifest["shown"]["people"]):
+    if subjects := {digest for _, digest in people} | set(manifest["shown"]["people"]):
         job.store.put_artifact(str(path), sorted(subjects))
     return path
+
+
+def _shown_tasks(job: Job, program: dspy.Module, people: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The entry of an artifact's manifest about the demonstrations of its program.
+
+    Args:
+        people: keys of tasks, with the hashes of the names of their data subjects.
+    Returns:
+        `tasks`: keys of all tasks that may be shown. `by_demo`: the tasks that each demonstration shows, as
+        far as known, in the order of the program's state. `people`: hashes of the names of their data subjects.
+    """
+    recorder, learned = job.session.recorder, job.splits.manifest()["tasks"]
+    texts = [json_text(demo) for demo in demos_in(program_state(program))]
+    by_demo = [sorted(recorder.texts.within(readable_text(text))) for text in texts]
+    tasks = {task for demo in by_demo for task in demo} | recorder.carried.tasks
+    tasks |= set(recorder.demonstrated_tasks).intersection([*learned["train"], *learned["val"]]) if texts else set()
+    before = (job.artifact.manifest.get("shown") or {}) if job.artifact else {}
+    subjects = {digest for key, digest in people if key in tasks} | set(before.get("people", ()))
+    return {"tasks": sorted(tasks), "by_demo": by_demo, "people": sorted(subjects)}
 
 
 def rehearsed(job: Job, *, portable: bool) -> list[str]:
@@ -81,16 +95,17 @@ def rehearsed(job: Job, *, portable: bool) -> list[str]:
     program, session = job.recorded.program, job.session
     source = source_of(program, session.program_name, data=_data(job))
     notes, missing = list(source.notes), list(source.missing)
-    _rubric_files(job)
+    job.rubric_files  # noqa: B018 - read now, so that one that cannot be copied ends the job before its first call
     with tempfile.TemporaryDirectory(prefix="assay-") as scratch, trusting("once"):
         path = Path(scratch).resolve() / "artifact"
         try:
             save_artifact(path, program, _program_manifest(job, job.recorded, {}), splits={}, report="")
             with alone(), contextlib.chdir(scratch):  # without this process's modules, as on another machine
-                if (note := check_loads(path, program)) is not None:
+                artifact, note = loaded_again(path, program)
+                if note is not None:
                     (notes if needs_instance(program, source) else missing).append(note.replace(f"{path}: ", ""))
-                notes += [] if note else _models_left_out(job, path)
-                error = None if note or session.recorder.unrecorded.calls else _error(job, path)
+                notes += [] if note else _models_left_out(job, artifact)
+                error = None if note or session.recorder.unrecorded.calls else _error(job, artifact)
                 verified(path)  # a program that writes into its own folder changes its artifact
             # an error that the program has here as well is not the artifact's
             if error is not None and _run_once(job, job.recorded) is None:
@@ -123,11 +138,11 @@ def _not_portable(reason: str) -> str:
     )
 
 
-def _models_left_out(job: Job, path: Path) -> list[str]:
+def _models_left_out(job: Job, artifact: Artifact) -> list[str]:
     """A note on models of the program that its constructor does not make, so that the artifact has none of them."""
     if job.session.replace_lms:
         return []
-    loaded = {name for name, predictor in load_artifact(path).program.named_predictors() if predictor.lm is None}
+    loaded = {name for name, predictor in artifact.program.named_predictors() if predictor.lm is None}
     own = [name for name, predictor in job.recorded.program.named_predictors() if predictor.lm is not None]
     if not (left_out := [name for name in own if name in loaded]):
         return []
@@ -137,9 +152,8 @@ def _models_left_out(job: Job, path: Path) -> list[str]:
     ]
 
 
-def _error(job: Job, path: Path) -> BaseException | None:
+def _error(job: Job, artifact: Artifact) -> BaseException | None:
     """Error of the artifact's program on the first task."""
-    artifact = load_artifact(path)
     copy = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
     copy.set_parameters(artifact.settings["parameters"])
     return _run_once(job, copy)
@@ -152,17 +166,6 @@ def _run_once(job: Job, recorded: RecordedProgram) -> BaseException | None:
 
 def _data(job: Job) -> Path:
     return Path(job.config.data).resolve()
-
-
-def _rubric_files(job: Job) -> dict[str, bytes]:
-    """The rubric's file with everything it names; for a rubric made in Python, the source files of its checks."""
-    if job.rubric_path is not None:
-        return portable_rubric(job.rubric_path)
-    source = SourceFiles()
-    for check in [c.check for c in job.session.rubric.criteria if c.check is not None]:
-        definition = definition_of(check)
-        source.add(definition.__qualname__, definition.__module__, definition.__qualname__)
-    return {f"code/{place}": content for place, content in source.files.items()}
 
 
 def _prompt_formats(job: Job, recorded: RecordedProgram) -> dict[str, str]:

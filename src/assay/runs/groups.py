@@ -345,8 +345,6 @@ class KeyedJob(Execution, Capped, Model):
     def key(self) -> str:
         """12 hex digits that identify the job. Fields with `Flag(job=False)`, such as caps, do not change it."""
         job = {**self._stored(of_job=True), "salt": self.stored_salt or DEFAULT_SALT}
-        if not job.get("replace_lms"):  # jobs of before this setting keep their key
-            job.pop("replace_lms", None)
         return hashlib.sha256(json_text(job, sort_keys=True).encode()).hexdigest()[:12]
 
     def _stored(self, *, of_job: bool = False) -> dict[str, Any]:

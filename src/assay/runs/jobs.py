@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,10 +14,10 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
-from assay.datasets.columns import column_lines
 from assay.datasets.curriculum import PREFIX, load_curriculum
 from assay.datasets.fields import Fields
 from assay.datasets.rows import NO_ROWS, RowFindings
+from assay.datasets.splits import column_lines
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
@@ -38,9 +39,11 @@ from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
 from assay.runs.groups import ProgramJob, StagedJob
-from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
+from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric, with_judges
 from assay.runs.opening import Run, budgeted, client_of, open_run
+from assay.runs.rubric_files import portable_rubric
 from assay.sources.artifact_files import is_artifact, read_json, unproven_note
+from assay.sources.files import SourceFiles
 from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
 from assay.support.values import json_value
@@ -79,6 +82,17 @@ class Job:
     rows: RowFindings = NO_ROWS  # of the data
     warnings: Sequence[str] = ()  # of the data, already shown to the user; reports repeat them
 
+    @functools.cached_property
+    def rubric_files(self) -> dict[str, bytes]:
+        """The rubric's file with everything it names; of a rubric made in Python, the source files of its checks."""
+        if self.rubric_path is not None:
+            return portable_rubric(self.rubric_path)
+        source = SourceFiles()
+        for check in [c.check for c in self.session.rubric.criteria if c.check is not None]:
+            definition = definition_of(check)
+            source.add(definition.__qualname__, definition.__module__, definition.__qualname__)
+        return {f"code/{place}": content for place, content in source.files.items()}
+
     def additional_rubric(self, source: RubricSource) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
         return load_rubric(source, judge_model=self.session.judge_lm, own_models=self.session.own_models)
@@ -115,7 +129,7 @@ class Job:
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, recorded = self.session.rubric, self.recorded
-        names = ("difference", "early_stop", "token_margin", "thinking_margin", "trials")
+        names = ("difference", "early_stop", "token_margin", "trials")
         about = {
             **{name: getattr(self.config, name, None) for name in names}, **arguments,
             "rubric": [rubric.name, rubric.version], "source": _source_of(recorded.program),
@@ -139,24 +153,22 @@ class Job:
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 
-def _session(config: ProgramJob, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
-    judge = _judge_lm(config, rubric, run.lm, run.model)
+def _session(
+    config: ProgramJob, rubric: Rubric, name: str, lm: LanguageModel, make: Callable[..., LanguageModel],
+    recorder: Recorder, meter: Meter, *, threads: int,
+) -> Session:  # fmt: skip
+    """The session of a program.
+
+    Args:
+        make: makes another model, by name.
+    """
+    judge = _judge_lm(config, rubric, lm, make)
     return Session(
-        lm=run.lm.copy(**config.generation),
-        rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
-        recorder=run.recorder,
-        meter=run.meter,
-        program_name=name,
-        seed=config.seed,
-        threads=run.threads,
-        progress=progress,
-        prompt_lm=run.reflection,
-        judge_lm=judge,
-        own_models=config.own_models,
-        replace_lms=config.replace_lms,
-        task_timeout=config.task_timeout,
+        lm=lm.copy(**config.generation), rubric=with_judges(rubric, judge, own_models=config.own_models),
+        recorder=recorder, meter=meter, program_name=name, seed=config.seed, threads=threads, judge_lm=judge,
+        own_models=config.own_models, replace_lms=config.replace_lms, task_timeout=config.task_timeout,
         thinking=Thinking.of(config.thinking),
-    )
+    )  # fmt: skip
 
 
 @contextmanager
@@ -219,8 +231,9 @@ def open_job(
             splits = _splits(config, fields, need, progress, known=known_splits(run.store))
             if fixed is None:
                 loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
-        session = _session(config, run, checked, name, progress)
-        session.given_lm = lm
+        session = _session(config, checked, name, run.lm, run.model, run.recorder, run.meter, threads=run.threads)
+        session.progress, session.prompt_lm, session.given_lm = progress, run.reflection, lm
+        session.register([*splits.train, *splits.val, *splits.gate])
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
             closing.callback(session.executor.close)
@@ -271,7 +284,7 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
     Args:
         moved: tasks of the artifact that the store has in another split than the artifact.
     """
-    tasks = [task for part in job.splits.parts().values() for task in part]
+    tasks = itertools.chain.from_iterable(job.splits.parts().values())
     job.rows = job.splits.report(same=equality_of(job.session.rubric.criteria))
     learned = job.training_splits()
     leaked = sum(split in SEALED and key in learned for key, split in moved.items())
@@ -381,15 +394,15 @@ def salt_at(program: Any) -> tuple[str, str] | None:
 
 
 def _count_openings(job: Job, opens_as: str) -> None:
-    """Counts openings of the test split in the store."""
+    """Counts openings of the test split in the store; the tasks are known to the session from then on."""
     splits = job.splits
 
-    def count() -> None:
-        job.openings = open_test(
-            job.store, opens_as, data=job.config.data, tasks=[task.key for task in splits.parts()["test"]]
-        )
+    def opened() -> None:
+        tasks = splits.parts()["test"]
+        job.openings = open_test(job.store, opens_as, data=job.config.data, tasks=[task.key for task in tasks])
+        job.session.register(tasks)
 
-    splits.on_open = count
+    splits.on_open = opened
 
 
 def _judge_lm(
@@ -421,13 +434,8 @@ def _session_on_a_host(
         "seed": config.seed,
     }
     lm = get_lm(config.model_name, **lm_options, **client_of(config, "program", config.model_name))
-    judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
-    return Session(
-        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
-        recorder=recorder, meter=meter, program_name=program, seed=config.seed,
-        threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
-        replace_lms=config.replace_lms, thinking=Thinking.of(config.thinking),
-    )  # fmt: skip
+    make = functools.partial(get_lm, **lm_options)
+    return _session(config, rubric, program, lm, make, recorder, meter, threads=1)
 
 
 def _source_of(program: dspy.Module) -> str:

@@ -11,7 +11,7 @@ import dspy
 
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact, save_artifact
-from assay.deployment.artifact import check_loads
+from assay.deployment.artifact import loaded_again
 from assay.evaluation import Session
 from assay.evaluation.judged import judge_again, judge_items
 from assay.judges import Judge
@@ -133,5 +133,5 @@ def save_judge(
     path = save_artifact(folder.resolve(), judge, manifest, splits=lists, report=report)
     shown = run.store.labelled_subjects(key_of(judge)) if config.labels == "store" else ()
     run.store.put_artifact(str(path), sorted({*raters, *map(subject_digest, shown)}))
-    note = check_loads(path, judge)
+    _, note = loaded_again(path, judge)
     return path, [] if note is None else [note]

@@ -87,7 +87,11 @@ def _loaded_rubric(source: RubricSource, judge: "str | dspy.LM | None", own_mode
         judge = get_lm(judge, temperature=JUDGE_TEMPERATURE)
     if judge is not None and not _is_lm(judge):
         raise ConfigError(f"judge_model={judge!r} must be the name of a model or a dspy.LM")
-    rubric = read_rubric(source)
+    return with_judges(read_rubric(source), judge, own_models=own_models)
+
+
+def with_judges(rubric: Rubric, judge: "dspy.LM | None", *, own_models: bool) -> Rubric:
+    """A loaded rubric whose criteria are decided by a model; see `load_rubric`."""
     if judge is not None and not own_models and rubric.takes_model:
         rubric = rubric.with_metric_model(judge)
     named = rubric.resolver is not None and not _without_model(rubric.resolver)

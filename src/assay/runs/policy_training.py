@@ -190,8 +190,6 @@ class _EvalTasks:
             )
         )
         job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
-        for split in need[:-1]:
-            job.session.register(getattr(job.splits, split), split)
         self.titles.append(_title(job.session.program_name, data, self.titles))
         # run at the end only; its keys identify the training
         sealed = job.splits.parts()["test"] if self.config.test else []
@@ -229,22 +227,22 @@ def _tried(
         ProgramError: the program that is trained made no LM call.
         AssayError: as `assay.runs.preflight.preflight`.
     """
-    session, split = eval_task.session, "train" if eval_task.trained else "val"
+    session = eval_task.session
     watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
     for tried in [session, *watching]:
         if engine.answers_before:
-            measured = preflight(tried, eval_task.recorded, tasks, split=split, max_cost_usd=max_cost_usd)
+            measured = preflight(tried, eval_task.recorded, tasks, max_cost_usd=max_cost_usd)
             if eval_task.trained and not measured.calls and not isinstance(eval_task.recorded.program, ForeignAgent):
                 raise ProgramError(
                     f"{session.program_name} made no recorded LM call on its first task, so there is nothing to train. "
                     "Call the model with `dspy.Predict`; preflight=False skips this check"
                 )
         elif tried.judge_lm is not None and tried.judge_lm.recording.backend is not engine.lm.recording.backend:
-            preflight_judges(tried, tasks, split=split, max_cost_usd=max_cost_usd)
+            preflight_judges(tried, tasks, max_cost_usd=max_cost_usd)
 
 
 def _open(job: Job) -> Openings | None:
-    job.session.register(job.splits.unseal(), "test")
+    job.splits.unseal()
     return job.openings
 
 

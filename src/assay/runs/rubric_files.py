@@ -1,6 +1,6 @@
 """A rubric and everything it names, as files that work from any folder: check files with helpers, judges, jury members.
 
-Installed packages are not copied. Loading such a rubric runs its check files.
+Installed packages are not copied. The code that the rubric names is imported, which runs it.
 """
 
 import re
@@ -9,7 +9,6 @@ from typing import Any
 
 from assay.errors import ArtifactError, RubricError
 from assay.rubrics.loading import rubric_text
-from assay.runs.loading import load_rubric
 from assay.sources.artifact_files import is_artifact
 from assay.sources.files import SourceFiles
 from assay.sources.modules import located
@@ -23,10 +22,11 @@ _CODE = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")  # file.py:NAME or package.module
 def portable_rubric(rubric: str | Path) -> dict[str, bytes]:
     """File contents by relative path; the first is the rubric itself: `rubric.yaml` (or `.toml`, `.json`).
 
+    Args:
+        rubric: one that was loaded, which asks for the trust that its code needs.
     Raises:
-        RubricError: the rubric or something that it names cannot be loaded.
+        RubricError: the file cannot be read, or code that it names cannot be imported.
     """
-    load_rubric(rubric)
     path = Path(rubric)
     if path.suffix.lower() in (".toml", ".json"):
         return {f"rubric{path.suffix.lower()}": path.read_bytes()}

@@ -198,11 +198,7 @@ class Rollouts:
         assert monitor is not None
 
         def score(run: ScoredRun) -> float:
-            rollout = run.rollout
-            task = session.tasks.find(rollout.inputs, rollout.expected)
-            if task is None:
-                return math.nan
-            return monitor.score(task, run.prediction, rollout).value
+            return math.nan if run.task is None else monitor.score(run.task, run.answer, run.rollout).value
 
         with session.context(), limited(session.task_timeout):
             calls = [functools.partial(score, run) for run in runs if run is not None]

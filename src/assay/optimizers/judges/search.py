@@ -244,9 +244,8 @@ class JudgeSearch:
         ]
 
     def _proposed(self, name: str) -> Judge:
-        train, val = item_tasks(self.splits.train, self.judge), item_tasks(self.splits.val[:50], self.judge)
-        self.session.register(train, "train")
-        self.session.register(val, "val")
+        train = item_tasks(self.splits.train, self.judge, "train")
+        val = item_tasks(self.splits.val[:50], self.judge, "val")
         proposal = Proposal(
             RecordedProgram(copied(self.judge), self.session),
             train,
@@ -368,12 +367,13 @@ class JudgeSearch:
         )
 
 
-def item_tasks(items: Sequence[Item], judge: Judge) -> list[Task]:
+def item_tasks(items: Sequence[Item], judge: Judge, split: str) -> list[Task]:
     """Items as tasks of the judge as a program: what it sees goes in, the label most raters gave is expected."""
     return [
         Task(
             id=item.id[:200], task_type=item.modes[0], inputs={name: item.fields.get(name) for name in judge.shows},
             expected={"verdict": item.modes[0]}, metadata={"shares": item.shares, "rationales": item.rationales},
+            split=split,
         )
         for item in items
     ]  # fmt: skip

@@ -21,7 +21,16 @@ from assay.evaluation.comparison import (
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import overridden_format
 from assay.evaluation.session import RecordedProgram, Session
-from assay.evaluation.statistics import FEWEST, LEAST_SPREAD, WORST_SPREAD, Gain, differences_of, paired_gain, spread_of
+from assay.evaluation.statistics import (
+    FEWEST,
+    LEAST_SPREAD,
+    WORST_SPREAD,
+    Gain,
+    differences_of,
+    lossless_tasks,
+    paired_gain,
+    spread_of,
+)
 from assay.optimizers.budget import (
     Decisions,
     ReportPlan,
@@ -34,6 +43,7 @@ from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.search import PromptSearch
 from assay.optimizers.prompts.teleprompters import too_few_calls
+from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 
@@ -96,8 +106,6 @@ def compile_prompts(
         Cancelled: the user stopped the run; its state is kept for `--resume`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "val", "gate"):
-        session.register(getattr(splits, split), split)
     search = PromptSearch(student, splits, session, config, folder)
     _reserve_report(student, splits, session, decisions)
     settings = config.optimizer_settings or {}
@@ -150,15 +158,33 @@ def _nearest_rival(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _fitted(search: PromptSearch, winner: Candidate, session: Session, margin: float | None) -> Candidate:
-    """The winner with a fitted thinking policy or halting; unchanged without `thinking_margin`, or if a cap ends it."""
-    if margin is None or not len(search.candidates[0].evaluation):
+    """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens and is shown on
+    val to keep the margin. Unchanged without `thinking_margin`, or if a cap ends it. These calls do not count towards
+    `max_search_calls`."""
+    baseline, program = search.candidates[0], winner.student.program
+    if margin is None or not len(baseline.evaluation):
         return winner
+    if not fits_thinking(program) or (refinement_in(program) is None and session.only_own_models):
+        if fits_thinking(baseline.student.program):  # otherwise the job has said so before it began
+            search.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
+        return winner
+    if margin and len(search.val) < (needed := lossless_tasks(margin)):
+        session.progress.say(
+            f"warning: thinking_margin={margin:g} needs {needed} val tasks if no score changes, or more; "
+            f"there are {len(search.val)}, so probably nothing is saved"
+        )
     try:
         with session.phase("thinking"):  # `auto` has spent all search calls
-            return search.fit_thinking(winner, margin)
+            fitted = fit(winner.student, search.val, session, margin=margin)
     except BudgetExceeded as cap:
         search.notes.append(f"nothing was fitted to thinking_margin: {cap}")
         return winner
+    if isinstance(fitted, str):
+        search.notes.append(fitted)
+        return winner
+    search.notes.append(fitted.note)
+    search.candidates.append(Candidate(f"{winner.name}, {fitted.name}", fitted.program, fitted.evaluation))
+    return search.candidates[-1]
 
 
 def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, decisions: Decisions) -> None:

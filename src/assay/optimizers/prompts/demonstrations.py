@@ -239,7 +239,6 @@ def _enough(successes: Collection[Demonstration], target: int) -> bool:
 
 def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
     names = {id(predictor): name for name, predictor in variant.student.program.named_predictors()}
-    session.register([task for task, _ in batch])
 
     def run_task(item: tuple[Task, int]) -> Run:
         task, attempt = item

@@ -22,7 +22,7 @@ from assay.errors import AssayError, BudgetExceeded, ModelError, OptimizerError,
 from assay.evaluation.evaluation import Evaluation, evaluate, evaluate_pairs
 from assay.evaluation.executors import in_background, in_order
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
-from assay.evaluation.statistics import losing_evidence, lossless_tasks
+from assay.evaluation.statistics import losing_evidence
 from assay.models.meter import ignore
 from assay.optimizers.budget import of_all
 from assay.optimizers.prompts.candidates import (
@@ -42,7 +42,6 @@ from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.named import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, propose_instruction
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, named_val, propose
-from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram
 from assay.rubrics.dspy_metric import example_fields
@@ -423,28 +422,6 @@ class PromptSearch:
             return sum(scores) / len(scores) if scores else -1.0
 
         return best_with_fewest_tokens(running, [mean(c) for c in running], self.config.token_margin)
-
-    def fit_thinking(self, winner: Candidate, margin: float) -> Candidate:
-        """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens and is
-        shown on val to keep the margin. These calls do not count towards `max_search_calls`.
-        """
-        program = winner.student.program
-        if not fits_thinking(program) or (refinement_in(program) is None and self.session.only_own_models):
-            if fits_thinking(self.candidates[0].student.program):  # otherwise the job has said so before it began
-                self.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
-            return winner
-        if margin and len(self.val) < (needed := lossless_tasks(margin)):
-            self.session.progress.say(
-                f"warning: thinking_margin={margin:g} needs {needed} val tasks if no score changes, or more; "
-                f"there are {len(self.val)}, so probably nothing is saved"
-            )
-        fitted = fit(winner.student, self.val, self.session, margin=margin)
-        if isinstance(fitted, str):
-            self.notes.append(fitted)
-            return winner
-        self.notes.append(fitted.note)
-        self.candidates.append(Candidate(f"{winner.name}, {fitted.name}", fitted.program, fitted.evaluation))
-        return self.candidates[-1]
 
     def run(self) -> None:
         if self.config.optimizer == "auto":

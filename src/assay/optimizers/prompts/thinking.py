@@ -160,7 +160,7 @@ def refinement_in(program: Any) -> Refine | None:
 
 
 def fits_thinking(program: Any) -> bool:
-    """Whether `thinking_margin` has an effect: a `Refine` program, or an Agent that may be given a policy."""
+    """Whether there is something to fit: a `Refine` program, or an Agent that may be given a policy."""
     return refinement_in(program) is not None or allocates(program)
 
 

@@ -271,21 +271,25 @@ class ExportPass:
         return writer.files
 
     def _rows(self, group: list[Episode]) -> Iterator[dict[str, Any]]:
-        selected = [(episode, self._usable(episode), copies) for episode in group if (copies := self._copies(episode))]
-        selected = [(episode, turns, copies) for episode, turns, copies in selected if turns]
-        for episode, _, _ in selected:
+        selected = [episode for episode in group if self._takes(episode)]
+        for episode in selected:
             self._note(episode)
         if self.config.kind == "grpo":
-            return self._grpo_rows([episode for episode, _, _ in selected])
+            return self._grpo_rows(selected)
         if self.config.kind == "sft":
             return self._sft_rows(selected)
         calls = self._calls(selected, self._baselines(group))
-        if self.config.kind == "preferences":
-            paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
-            if self.config.unpaired:
-                return labelled_rows(paired, self.target.renderer, good=self.config.min_quality)
-            return preference_rows(paired, self.target.renderer, margin=self.config.margin)
-        return self._transition_rows(selected, calls)
+        if self.config.kind == "transitions":
+            return (transition_row(episode, turn) for episode, turn in calls for _ in range(episode.copies))
+        if self.config.unpaired:
+            return labelled_rows(calls, self.target.renderer, good=self.config.min_quality)
+        return preference_rows(calls, self.target.renderer, margin=self.config.margin)
+
+    def _takes(self, episode: Episode) -> bool:
+        """Whether a rollout has rows. Sets their number of copies and the calls that become rows."""
+        episode.copies = self._copies(episode)
+        episode.usable = self._usable(episode) if episode.copies else []
+        return bool(episode.usable)
 
     def _grpo_rows(self, episodes: list[Episode]) -> Iterator[dict[str, Any]]:
         inputs, outputs = grpo_columns(episodes)
@@ -298,9 +302,9 @@ class ExportPass:
                     self.answers.append((rollout, turn))
         return grpo_rows(episodes, self.target.renderer, call=self.config.call)
 
-    def _sft_rows(self, selected: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
-        for episode, turns, copies in selected:
-            for row in sft_rows(episode, turns, self.target.renderer, whole=self.config.whole, demos=self.config.demos):
+    def _sft_rows(self, selected: list[Episode]) -> Iterator[dict[str, Any]]:
+        for episode in selected:
+            for row in sft_rows(episode, self.target.renderer, whole=self.config.whole, demos=self.config.demos):
                 key = hash(as_json([row.get("prompt"), row.get("completion"), row.get("messages")]))
                 if key in self._row_keys:
                     self.exclusions["duplicate rows of a task"] += 1
@@ -308,32 +312,19 @@ class ExportPass:
                 self._row_keys.add(key)
                 if self.config.whole:
                     self.target.see_whole(row)
-                yield from [row] * copies
+                yield from [row] * episode.copies
 
-    def _transition_rows(
-        self,
-        selected: list[tuple[Episode, list[Turn], int]],
-        calls: Iterator[tuple[Episode, Turn, float, float, float]],
-    ) -> Iterator[dict[str, Any]]:
-        shares = {episode.rollout.id: (copies, 1 / len(turns)) for episode, turns, copies in selected}
-        for episode, turn, reward, credited, advantage in calls:
-            copies, weight = shares[episode.rollout.id]
-            row = transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=weight)
-            yield from [row] * copies
-
-    def _calls(
-        self, selected: list[tuple[Episode, list[Turn], int]], baselines: dict[str, AgentBaselines]
-    ) -> Iterator[tuple[Episode, Turn, float, float, float]]:
-        """Usable calls with their reward, return and advantage."""
-        for episode, turns, _ in selected:
+    def _calls(self, selected: list[Episode], baselines: dict[str, AgentBaselines]) -> Iterator[tuple[Episode, Turn]]:
+        """Usable calls, with their reward, return and advantage."""
+        for episode in selected:
             if (credit := self._credited(episode)) is None:
                 continue
             rewards, credited = credit
             baseline = baselines.get(self._group_of(episode))
             advantages = baseline.advantages(credited, episode.agents) if baseline is not None else [0.0] * len(rewards)
-            positions = {turn.t: index for index, turn in enumerate(episode.turns)}
-            for index, turn in ((positions[turn.t], turn) for turn in turns):
-                yield episode, turn, rewards[index], credited[index], advantages[index]
+            for at, turn in enumerate(episode.turns):
+                turn.reward, turn.credited, turn.advantage = rewards[at], credited[at], advantages[at]
+            yield from ((episode, turn) for turn in episode.usable)
 
     def _group_of(self, episode: Episode) -> str:
         good = (episode.quality or 0.0) >= self.config.min_quality

@@ -349,13 +349,10 @@ def _written(
     return request, answer, as_json(definitions or None)
 
 
-def sft_rows(
-    episode: Episode, turns: Sequence[Turn], renderer: RowRenderer, *, whole: bool, demos: bool = True
-) -> Iterator[Row]:
+def sft_rows(episode: Episode, renderer: RowRenderer, *, whole: bool, demos: bool = True) -> Iterator[Row]:
     """SFT rows of a rollout: one per LM call, with `prompt` and `completion` as messages and `tools` as JSON text.
 
     Args:
-        turns: The calls to export.
         renderer: Converts messages and tools to the form that the model's chat template renders.
         whole: One row per conversation with `messages`. A call that a later call continues is part of that row.
         demos: Keep the demonstrations of DSPy prompts. Without them, the model learns to answer without demonstrations
@@ -363,12 +360,12 @@ def sft_rows(
     """
     quality = episode.quality
     if not whole:
-        for turn in turns:
+        for turn in episode.usable:
             prompt, completion, tools = _written(renderer, *trained_parts(turn, demos=demos))
             fields = {"prompt": prompt, "completion": completion, "tools": tools, "quality": quality}
             yield {**fields, **_where(episode, turn)}
         return
-    conversations = [(turn, turn.messages) for turn in turns]
+    conversations = [(turn, turn.messages) for turn in episode.usable]
     for index, (turn, messages) in enumerate(conversations):
         if any(_continues(later, [*messages, turn.answer]) for _, later in conversations[index + 1 :]):
             continue
@@ -491,50 +488,49 @@ def grpo_columns(group: Sequence[Episode]) -> tuple[dict[str, str], set[str]]:
     return inputs, {name for episode in group for name in episode.rollout.prediction or episode.rollout.expected}
 
 
-def preference_rows(
-    group: Sequence[tuple[Episode, Turn, float]], renderer: RowRenderer, *, margin: float
-) -> Iterator[Row]:
+def preference_rows(calls: Iterable[tuple[Episode, Turn]], renderer: RowRenderer, *, margin: float) -> Iterator[Row]:
     """DPO pairs with `chosen` and `rejected`.
 
     The two answers of a pair have the same prompt, tools and output schema; tool-call ids are ignored in the
     comparison. The answer with the higher return is `chosen`.
 
     Args:
-        group: Calls of one group: episode, turn, return.
+        calls: Credited calls of one group.
         renderer: Converts messages and tools to the form that the model's chat template renders.
         margin: Minimum difference between the two returns.
     """
-    by_prompt: dict[str, list[tuple[Episode, Turn, float]]] = {}
-    for entry in group:
-        request, _, definitions = trained_parts(entry[1])
+    by_prompt: dict[str, list[tuple[Episode, Turn]]] = {}
+    for episode, turn in calls:
+        request, _, definitions = trained_parts(turn)
         prompt, _, _ = _written(renderer, request, [], definitions)
-        key = as_json([_numbered(prompt), definitions, output_schema(entry[1].request)])
-        by_prompt.setdefault(key, []).append(entry)
+        key = as_json([_numbered(prompt), definitions, output_schema(turn.request)])
+        by_prompt.setdefault(key, []).append((episode, turn))
     for entries in by_prompt.values():
         seen: set[tuple[str, str]] = set()
         for first, second in combinations(entries, 2):
-            (_, worse, low), (episode, better, high) = sorted((first, second), key=lambda entry: entry[2])
+            (_, worse), (episode, better) = sorted((first, second), key=lambda call: call[1].credited)
+            margin_of_pair = better.credited - worse.credited
             prompt, chosen, tools = _written(renderer, *trained_parts(better))
             rejected = _written(renderer, *trained_parts(worse))[1]
             keys = (_answer_key(chosen[0]), _answer_key(rejected[0]))
-            if high - low < margin or keys[0] == keys[1] or keys in seen:
+            if margin_of_pair < margin or keys[0] == keys[1] or keys in seen:
                 continue
             seen.add(keys)
-            pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tools": tools, "margin": high - low}
+            pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tools": tools, "margin": margin_of_pair}
             yield {**pair, **_where(episode, better)}
 
 
-def labelled_rows(group: Iterable[tuple[Episode, Turn, float]], renderer: RowRenderer, *, good: float) -> Iterator[Row]:
+def labelled_rows(calls: Iterable[tuple[Episode, Turn]], renderer: RowRenderer, *, good: float) -> Iterator[Row]:
     """KTO rows with `label`.
 
     Args:
-        group: Calls of one group: episode, turn, return.
+        calls: Credited calls of one group.
         good: Quality in [0, 1] from which a label is True.
     """
-    for episode, turn, value in group:
+    for episode, turn in calls:
         prompt, completion, tools = _written(renderer, *trained_parts(turn))
         label = (episode.quality or 0.0) >= good
-        fields = {"prompt": prompt, "completion": completion, "tools": tools, "label": label, "return": value}
+        fields = {"prompt": prompt, "completion": completion, "tools": tools, "label": label, "return": turn.credited}
         yield {**fields, **_where(episode, turn)}
 
 

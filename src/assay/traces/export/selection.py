@@ -39,10 +39,12 @@ class Turn:
 
     Args:
         row: Values of `COLUMNS`, in this order. Columns ending in `_json` are JSON text.
+    Attributes:
+        reward, credited, advantage: Set by an export; `credited` is the return.
     """
 
     COLUMNS = tuple(column.name for column in schema.transitions.columns if column.name not in _NOT_READ)
-    __slots__ = (*COLUMNS, "_request", "_response", "complete")
+    __slots__ = (*COLUMNS, "_request", "_response", "advantage", "complete", "credited", "reward")
 
     # The types, for type checkers: the table in `assay.traces.store.tables` says which columns there are.
     t: int
@@ -65,6 +67,9 @@ class Turn:
     latency_ms: float
     step_rewards_json: str
     agent: str
+    reward: float
+    credited: float
+    advantage: float
 
     def __init__(self, row: Iterable[Any]) -> None:
         for name, value in zip(self.COLUMNS, row, strict=True):
@@ -261,6 +266,8 @@ def lacks_consent() -> Any:
 class Episode:
     """A rollout with its turns in order; `rollout.transitions` is empty.
 
+    An export sets which turns are `usable`, and how many `copies` of their rows are written.
+
     `difficulty` is the task's own, else derived from the mean score of its selected rollouts: `easy` from 2/3, `hard`
     below 1/3, else `medium`.
     """
@@ -269,6 +276,8 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     difficulty: str = "medium"
     group: str = ""
+    usable: list[Turn] = field(default_factory=list)
+    copies: int = 1
     credited: tuple[list[float], list[float]] | tuple[()] | None = None  # cached by the export
 
     @property

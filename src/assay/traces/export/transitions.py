@@ -138,14 +138,8 @@ def parquet_schema() -> list[tuple[str, Any]]:
     return [(name, types[kind]) for name, kind in _TYPES.items() if name != "agent"]
 
 
-def transition_row(
-    episode: Episode, turn: Turn, *, reward: float, credited: float, advantage: float, weight: float
-) -> dict[str, Any]:
-    """One LM call as a `TransitionRow`. `JSON_COLUMNS` have the JSON text of the store; `RowWriter` converts them.
-
-    Args:
-        credited: Return of the call.
-    """
+def transition_row(episode: Episode, turn: Turn) -> dict[str, Any]:
+    """One LM call as a `TransitionRow`. `JSON_COLUMNS` have the JSON text of the store; `RowWriter` converts them."""
     rollout = episode.rollout
     return {
         "rollout": rollout.id,
@@ -169,10 +163,10 @@ def transition_row(
         "token_ids": turn.token_ids_json or "null",
         "logprobs": turn.logprobs_json or "null",
         "step_rewards": turn.step_rewards_json,
-        "reward": reward,
-        "return": credited,
-        "advantage": advantage,
-        "weight": weight,
+        "reward": turn.reward,
+        "return": turn.credited,
+        "advantage": turn.advantage,
+        "weight": 1 / len(episode.usable),
         "score": rollout.score,
         "human_rating": rollout.human_rating,
         "status": rollout.status,

@@ -21,16 +21,6 @@ from assay.traces.store.store import PAID, UNPRICED, StoreReads
 
 FAILURE = "failure.txt"  # in the folder of a run that did not end well: why
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
-_SEARCH = (
-    "optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin",
-    "thinking_margin", "max_search_calls", "reflection_model", "reflection_api_base", "reflection_api_key_env",
-    "reflection_thinking",
-)  # fmt: skip
-_NOT_OF_KIND = {
-    "evaluate": _SEARCH,
-    "collect": _SEARCH,
-    **{f"judge {name}": ("optimizer", "max_search_calls") for name in ("audit", "score")},
-}
 
 
 def find_rollouts(
@@ -212,8 +202,6 @@ def failure_of(where: str | Path | None, run_id: str) -> str | None:
 
 def _run(row: Any) -> dict[str, Any]:
     config = _json_object(row["config"])
-    for name in _NOT_OF_KIND.get(row["kind"], ()):  # shared settings that this command does not use
-        config.pop(name, None)
     ended, resumed = row["ended_at"], row["resumed_at"]
     begun = row["started_at"] if resumed is None else resumed
     return {
