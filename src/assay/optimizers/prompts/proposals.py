@@ -253,7 +253,7 @@ def propose_instruction(
         unparsed = isinstance(error, AdapterParseError)
         cause = f"the answer of {lm.model} lacks the field improved_instruction" if unparsed else error_text(error)
         session.progress.say(
-            f"no instruction was proposed: {cause} (its calls: assay traces list --source outside); the search continues"
+            f"no instruction was proposed: {cause} (traces list --source outside has its calls); the search continues"
         )
         return None
     text, before = str(prediction.improved_instruction).strip(), predictor.signature.instructions
