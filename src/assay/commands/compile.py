@@ -321,11 +321,8 @@ def _report(
     job: "Job", config: Compile, outcome: "CompileOutcome", called: Mapping[str, Any], own_lm: Callable[[], Any]
 ) -> CompileReport:
     """The report without the artifact, which is written with it."""
-    unrecorded = job.session.recorder.unrecorded
-    test = {
-        name: None if part is None else unrecorded.priced(part.report())
-        for name, part in (("baseline", outcome.test_baseline), ("compiled", outcome.test_compiled))
-    }
+    sides = {"baseline": outcome.test_baseline, "compiled": outcome.test_compiled}
+    test = {name: None if side is None else job.priced(side) for name, side in sides.items()}
     return CompileReport(
         artifact=Path(), optimizer=config.optimizer, winner=outcome.winner, stopped=outcome.stopped,
         search_calls=job.session.meter.of("search").calls, replaces=outcome.replaces, failed=outcome.failed,

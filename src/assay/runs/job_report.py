@@ -1,4 +1,4 @@
-"""What the reports of all jobs have: what the job used, which models answered, and how it ended."""
+"""What the reports of jobs have: how the job ended, what it used, and which models answered."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,37 +8,13 @@ from assay.support.report import Report
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class JobReport(Report):
-    """Report of a job. Most of its fields are those of `Job.spent`.
-
-    Attributes:
-        unrecorded: LM calls that could not be recorded; null if unknown
-        unrecorded_seen: how many of them were seen, where the number is unknown
-        unrecorded_reason: why it is unknown
-        unpriced_calls: calls without a known price
-    """
+class EndedReport(Report):
+    """Report of one or more jobs on data with splits."""
 
     stopped: str | None
     notes: Sequence[str]
-    calls: int
-    cached: int
-    repeated_calls: int
-    tokens: int
-    cost_usd: float | None
-    unpriced_calls: int
-    model: str | None
-    models: Sequence[Mapping[str, Any]]
-    unrecorded: int | None
-    unrecorded_seen: int | None = None
-    unrecorded_reason: str | None = None
-    rows_not_stored: int
     test_openings: Mapping[str, int] | None
     data: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        data = super().to_dict()
-        known = () if self.unrecorded is None else ("unrecorded_seen", "unrecorded_reason")
-        return {name: value for name, value in data.items() if name not in known}
 
     def opened(self) -> Iterator[str]:
         """How often the test split was opened, if the job opened it."""
@@ -55,12 +31,47 @@ class JobReport(Report):
             yield f"LM calls by model: {text}"
 
     def limits(self) -> Iterator[str]:
-        """What limits the result: calls that were not recorded, notes, and what ended the job early."""
+        """What limits the result: notes, and what ended the job early."""
         from assay.datasets.rows import near_notes
-        from assay.reports.markdown import gap_lines
         from assay.runs.ending import advised
 
-        yield from gap_lines(vars(self))
         stopped = [f"stopped early: {advised(self.stopped)}"] if self.stopped else []
         for note in [*self.notes, *near_notes(self.data), *stopped]:
             yield f"note: {note}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class JobReport(EndedReport):
+    """Report of a job. Most of its fields are those of `Job.spent`.
+
+    Attributes:
+        unrecorded: LM calls that could not be recorded; null if unknown
+        unrecorded_seen: how many of them were seen, where the number is unknown
+        unrecorded_reason: why it is unknown
+        unpriced_calls: calls without a known price
+    """
+
+    calls: int
+    cached: int
+    repeated_calls: int
+    tokens: int
+    cost_usd: float | None
+    unpriced_calls: int
+    model: str | None
+    models: Sequence[Mapping[str, Any]]
+    unrecorded: int | None
+    unrecorded_seen: int | None = None
+    unrecorded_reason: str | None = None
+    rows_not_stored: int
+
+    def to_dict(self) -> dict[str, Any]:
+        data = super().to_dict()
+        known = () if self.unrecorded is None else ("unrecorded_seen", "unrecorded_reason")
+        return {name: value for name, value in data.items() if name not in known}
+
+    def limits(self) -> Iterator[str]:
+        """Also calls that were not recorded."""
+        from assay.reports.markdown import gap_lines
+
+        yield from gap_lines(vars(self))
+        yield from super().limits()

@@ -20,7 +20,7 @@ from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
-from assay.evaluation import Progress, RecordedProgram, Session
+from assay.evaluation import Evaluation, Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
@@ -111,6 +111,10 @@ class Job:
             **unrecorded.to_dict(), "rows_not_stored": self.store.not_stored, "data": self.rows.to_dict(),
             "test_openings": self.openings.to_dict() if self.openings else None,
         }  # fmt: skip
+
+    def priced(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The report of an evaluation of this job; its cost is unknown if LM calls were not recorded."""
+        return self.session.recorder.unrecorded.priced(evaluation.report())
 
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
