@@ -12,7 +12,7 @@ from assay.runs.groups import JobSettings, Sampled, Source, State
 from assay.runs.job_report import EndedReport
 from assay.support.numbers import counted, figure
 from assay.support.options import Flag, function_of, options_of
-from assay.support.report import OBJECT, Table, Words
+from assay.support.report import OBJECT, Table
 from assay.support.values import json_value
 
 _CAPS = ("max_calls", "max_tokens", "max_cost_usd")
@@ -49,7 +49,7 @@ class CompareReport(EndedReport):
         yield from self.limits()
         yield from self.opened()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         from assay.reports.files import (
             ROWS,
             called_facts,
@@ -73,12 +73,12 @@ class CompareReport(EndedReport):
         called = [fact for label in labels for fact in called_facts(labels[label], f"{label}, LM calls by model")]
         facts = [
             *((label, _side_text(side)) for label, side in labels.items()), ("Split", self.split),
-            *spent_facts(data), *called, *stopped_facts(data, words), *opened_facts(data),
+            *spent_facts(data), *called, *stopped_facts(data), *opened_facts(data),
         ]  # fmt: skip
         names = (short_name(side["program"]) for side in labels.values())
         return write_report(
             path, "report_compare.html", title=f"Comparison of {' and '.join(names)}", facts=facts, sides=sides,
-            notes=page_notes(data, words),
+            notes=page_notes(data),
         )  # fmt: skip
 
     def _table(self) -> Table:

@@ -13,7 +13,7 @@ from assay.errors import AssayError, ConfigError, ModelError
 from assay.runs.groups import PromptJob, Source
 from assay.runs.job_report import JobReport
 from assay.support.options import Flag, function_of
-from assay.support.report import OBJECT, Table, Words
+from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
     from typing import Self
@@ -108,7 +108,7 @@ class CompileReport(JobReport):
         if self.unproven:
             yield f"unproven program: {self.unproven}"
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         from assay.reports.compiled import compile_page
         from assay.reports.files import ROWS, page_notes, short_name, spent_facts, stopped_facts, write_report
         from assay.traces import Store
@@ -122,11 +122,11 @@ class CompileReport(JobReport):
         facts = [
             ("Program", self.config.program), ("Model", self.config.model_name), ("Optimizer", self.optimizer),
             ("Winner", self.winner), *spent_facts(data), ("Of these, the search", f"{self.search_calls:,} LM calls"),
-            *stopped_facts(data, words), ("Artifact", str(self.artifact)),
+            *stopped_facts(data), ("Artifact", str(self.artifact)),
         ]  # fmt: skip
         return write_report(
             path, "report_compile.html", title=f"Compile of {name}", facts=facts, page=page, run_id=self.run_id,
-            notes=page_notes(data, words),
+            notes=page_notes(data),
         )  # fmt: skip
 
 
@@ -203,9 +203,6 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
     callers that decide themselves."""
     test: Annotated[bool, Flag(key=False, shown=False)] = True
     """Whether the report at the end includes the sealed test split."""
-    words: Annotated[Words, Flag(key=False, shown=False)] = str
-    """Changes the notes of the artifact's `report.md`; the command line puts its flags into them, in place of Python
-    arguments."""
 
     def check(self) -> None:
         if self.data is None and self.trainset is None and self.valset is None:
@@ -267,10 +264,10 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
 
             if outcome.stopped is None:
                 job.status = "done"
-            written = _artifacts(job, report(), place, self.words)
+            written = _artifacts(job, report(), place)
             if outcome.broken is not None:
                 raise ModelError(
-                    f"{outcome.broken}. What was searched is kept in {written['artifact']}; compile with resume=True "
+                    f"{outcome.broken}. What was searched is kept in {written['artifact']}; compile with `resume=True` "
                     "once the model answers"
                 )
             finished.keep(replace(report(), **written).to_dict())
@@ -383,7 +380,7 @@ def _announce(job: "Job", config: Compile, measured: "Measured | None") -> None:
     )
 
 
-def _artifacts(job: "Job", report: CompileReport, folder: Path, words: Words) -> dict[str, Any]:
+def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any]:
     """Writes the artifact of the result, and one of a winner on val that is unproven."""
     from assay.reports.files import short_name
     from assay.reports.markdown import markdown
@@ -398,9 +395,9 @@ def _artifacts(job: "Job", report: CompileReport, folder: Path, words: Words) ->
     )
     if outcome.unproven:
         beside = folder.with_name(f"{folder.name}-unproven")
-        text = markdown(replace(report, unproven=beside), title=title, about=about, words=words)
+        text = markdown(replace(report, unproven=beside), title=title, about=about)
         beside = keep_artifact(job, outcome.compiled, beside, result, text, unproven=True)
-    text = markdown(replace(report, unproven=beside), title=title, about=about, words=words)
+    text = markdown(replace(report, unproven=beside), title=title, about=about)
     return {"unproven": beside, "artifact": keep_artifact(job, outcome.result, folder, result, text)}
 
 

@@ -10,7 +10,7 @@ from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
 from assay.runs.groups import ProgramJob, Sampled
 from assay.runs.job_report import JobReport
 from assay.support.options import Flag, Share, function_of
-from assay.support.report import OBJECT, Table, Words
+from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
     from assay.datasets import Task
@@ -61,7 +61,7 @@ class EvaluationReport(ScoredRuns):
         yield from self.opened()
         yield from self.limits()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         from assay.reports.files import (
             opened_facts,
             page_notes,
@@ -83,11 +83,11 @@ class EvaluationReport(ScoredRuns):
         facts = [
             ("Score, 95 % interval", score),
             ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
-            *spent_facts(data), *stopped_facts(data, words), *opened_facts(data),
+            *spent_facts(data), *stopped_facts(data), *opened_facts(data),
         ]  # fmt: skip
         return write_report(
             path, "report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
-            scores=scores, notes=page_notes(data, words),
+            scores=scores, notes=page_notes(data),
         )  # fmt: skip
 
     def evaluated(self, store: "StoreReads") -> "Evaluated":

@@ -11,7 +11,7 @@ from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, se
 from assay.runs.groups import PromptJob, Source
 from assay.runs.job_report import EndedReport
 from assay.support.options import Flag, Parse, Positive
-from assay.support.report import Table, Words
+from assay.support.report import Table
 
 STEPS = ("prompts", "sft", "grpo")
 
@@ -92,8 +92,6 @@ class ImproveSettings(Reported, InStore, NewArtifact, PromptJob):
     """Retention task: a program, rubric and data whose score grpo must not lower; repeatable."""
     monitor: Annotated[Source | None, Flag(metavar="R", path=True)] = None
     """Monitor rubric: scores the rollouts of grpo, but gives no reward."""
-    words: Annotated[Words, Flag(key=False, shown=False)] = str
-    """Changes alarms and notes of the pages of trainings and of `report.md`."""
 
     def check(self) -> None:
         from assay.support.names import one_of

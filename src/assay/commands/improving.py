@@ -370,7 +370,7 @@ class Improvement:
         for step, options in (("sft", self.settings.sft), ("grpo", self.settings.grpo)):
             if options and step not in self.order:
                 self.report.notes.append(
-                    f"{step}={dict(options)!r} has no effect: order={','.join(self.order)!r} has no such step"
+                    f"`{step}={dict(options)!r}` has no effect: `order={','.join(self.order)}` has no such step"
                 )
         for line in plan.lines(self.caps):
             self.progress.say(line)
@@ -475,7 +475,7 @@ class Improvement:
         out = self.folder / f"prompts-{at + 1}"
         remove_folder(out, self.owner)  # of an interrupted process; the replay makes it again
         report = compile_program(
-            self.report.program, out=out, gate=False, test=False, words=self.settings.words,
+            self.report.program, out=out, gate=False, test=False,
             **self._same, **{**self._capped(), "model": self.report.model},
         )  # fmt: skip
         stopped, unchanged = report.stopped, report.winner == "baseline"
@@ -518,7 +518,7 @@ class Improvement:
             parameters.pop("temperature", None)  # `grpo` has its own
             return train(
                 self.report.program, name=name, resume=begun, retention=list(self.settings.retention),
-                monitor=self.settings.monitor, test=False, words=self.settings.words, **self._same,
+                monitor=self.settings.monitor, test=False, **self._same,
                 **{**options, "parameters": parameters, **settings},
             )  # fmt: skip
 
@@ -636,7 +636,7 @@ class Improvement:
             self._now(models=job.models(self._runs)["models"])
             kept = {"steps": self.report.steps, "test": self.report.test}
             about = f"Improved in the steps {', '.join(self.order)}."
-            text = markdown(self.report, title=self.name, about=about, words=self.settings.words)
+            text = markdown(self.report, title=self.name, about=about)
             artifact = keep_artifact(job, job.recorded, place, kept, text)
         self._now(artifact=artifact, program=str(artifact))  # intermediate versions are deleted with the folder
         if self.report.stopped is not None:

@@ -247,7 +247,7 @@ def tasks_needed(difference: float, *, spread: float = WORST_SPREAD, power: floa
         power: in (0, 1).
     """
     if not 0 < difference <= 1:
-        raise ConfigError(f"difference={difference!r} must be above 0 and at most 1")
+        raise ConfigError(f"`difference={difference!r}` must be above 0 and at most 1")
 
     def shows(tasks: int) -> bool:
         return detectable_difference(tasks, spread=spread, power=power, alpha=alpha) <= difference

@@ -1,13 +1,14 @@
 """The page of a training run, made from its report. Does not train."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from assay.errors import spoken
 from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
 from assay.reports.sides import FEWEST_TASKS
@@ -129,17 +130,15 @@ def write_training(
     report: Mapping[str, Any],
     others: Sequence[Mapping[str, Any]] = (),
     tasks: Sequence[Any] = (),
-    words: Callable[[str], str] = str,
 ) -> Path:
     """Writes the page of a `PolicyReport.to_dict()` as one file.
 
     Args:
         others: as for `training_page`.
         tasks: `assay.reports.trained.trained_tasks` of it.
-        words: puts the flags of the command into alarms and notes, in place of Python arguments.
     """
     title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
-    return _write(path, title, training_page(report, others), report.get("notes", []), tasks, words)
+    return _write(path, title, training_page(report, others), report.get("notes", []), tasks)
 
 
 def sft_page(report: Mapping[str, Any]) -> TrainingPage:
@@ -167,26 +166,21 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     )
 
 
-def write_sft(
-    path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = (), words: Callable[[str], str] = str
-) -> Path:
+def write_sft(path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = ()) -> Path:
     """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file.
 
     Args:
-        tasks, words: as for `write_training`.
+        tasks: as for `write_training`.
     """
     title = f"sft: {report['name'] or report['path']}"
-    return _write(path, title, sft_page(report), report["notes"], tasks, words)
+    return _write(path, title, sft_page(report), report["notes"], tasks)
 
 
-def _write(
-    path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any], words: Callable[[str], str]
-) -> Path:
-    page = replace(page, warnings=list(map(words, page.warnings)))
+def _write(path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any]) -> Path:
+    page = replace(page, warnings=[spoken(text, str) for text in page.warnings])
     return write_report(
-        path, "report_training.html", title=title, facts=page.facts, notes=list(map(words, notes)), page=page,
-        tasks=tasks,
-    )  # fmt: skip
+        path, "report_training.html", title=title, facts=page.facts, notes=notes, page=page, tasks=tasks
+    )
 
 
 def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> ComparisonTable:

@@ -213,10 +213,10 @@ def open_job(
         loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
     if config.executor == "ray" and lm is not None:
         raise ConfigError(
-            "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
+            "`executor='ray'` needs the model by its name: an object of this process cannot travel to the hosts"
         )
     if lm is None and config.model_name == DEFAULT_MODEL:
-        progress.say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
+        progress.say(f"model: {DEFAULT_MODEL}, the default; `model=NAME` names another")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read

@@ -16,7 +16,7 @@ from assay.rubrics.scoring import ScoredRun, fields_of, grade
 from assay.traces import Rollout
 from assay.traces.records import Verdict
 
-SKIP, SKIP_FLAG = "preflight=False skips this check", "--no-preflight"
+SKIP = "`preflight=False` skips this check"
 _MORE = 20  # further tasks on which a check is tried, with the last answer, before it is refused
 
 
@@ -82,13 +82,12 @@ class Verdicts:
                 for c in checks
             ]
             renames = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
-            lines += [f"Where that is a column of the data, rename it: rename={{{renames}}}"] if hints else []
+            lines += [f"Where that is a column of the data, rename it: `rename={{{renames}}}`"] if hints else []
             lines += [
                 f"Name the field in the rubric: {{name: {name}, with: {{field: {f}}}}}" for name, f in named.items()
             ]
             lines += [] if hints else [self._fields()]
-            flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
-            raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
+            raise RubricError("\n".join([*lines, SKIP]))
         self.require_judges()
 
     @property
@@ -105,15 +104,15 @@ class Verdicts:
         if self.silent:
             name = self.silent[0]
             default = (
-                f"No model was chosen for the judge, so the program's, {self.default_model}, judges; judge_model names "
-                "another. "
+                f"No model was chosen for the judge, so the program's, {self.default_model}, judges; `judge_model` "
+                "names another. "
                 if self.default_model
                 else ""
             )
             raise ModelError(
                 f"the judge of {name!r} scored none of the outputs that it was shown: {self.missing[name]}. "
-                f"{default}Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",
-                flag=f"--judge-model, --judge-api-key-env, --judge-api-base, {SKIP_FLAG}",
+                f"{default}Check its model, key and address (`judge_model`, `judge_api_key_env`, `judge_api_base`); "
+                f"{SKIP}"
             )
 
     def warnings(self) -> list[str]:

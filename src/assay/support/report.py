@@ -3,7 +3,7 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
 
-Words = Callable[[str], str]  # from a text to the words of a surface
 OBJECT = {"object": True}  # metadata of a field that only Python has
 
 
@@ -54,11 +53,9 @@ class Report(ReportRepr):
         """What people are told besides, on standard error."""
         yield from ()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         """Writes the report as one HTML file, which loads nothing and shows no whole rollout.
 
-        Args:
-            words: changes notes; the command line puts its flags into them, in place of Python arguments.
         Raises:
             ConfigError: the file cannot be written.
             StoreError: the run is not in the store, or too large for a page.

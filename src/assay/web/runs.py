@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.cli.repeat import resume_command, run_command, words_of_run
+from assay.cli.repeat import resume_command, run_command, spoken_by_run
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
 from assay.reports.results import RunScores, result_lines, run_scores
@@ -221,7 +221,7 @@ def run_page(
             better_first=better_first,
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
-    running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
+    running, words = run["status"] == "running", partial(spoken_by_run, run["kind"], run["config"])
     trained = training_of(store, run, report, run_folder(where, run["id"]), words=words)
     judges = judges_of(store, run)
     return View(
@@ -285,7 +285,7 @@ def notes_of(run: Mapping[str, Any], report: Mapping[str, Any], *, alarms: bool 
     noted = [*(report.get("alarms") or () if alarms else ()), *(report.get("notes") or ())]
     opened = report.get("test_openings") if run["kind"] == "evaluate" else None  # other pages show it at their result
     return [
-        *(words_of_run(run["kind"], run["config"], str(note)) for note in noted),
+        *(spoken_by_run(run["kind"], run["config"], str(note)) for note in noted),
         *([openings_line(opened)] if opened else []),
     ]
 

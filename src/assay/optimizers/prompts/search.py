@@ -431,11 +431,11 @@ class PromptSearch:
         program = winner.student.program
         if not fits_thinking(program) or (refinement_in(program) is None and self.session.only_own_models):
             if fits_thinking(self.candidates[0].student.program):  # otherwise the job has said so before it began
-                self.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
+                self.notes.append(f"`thinking_margin` had no effect: {winner.name} takes no thinking policy")
             return winner
         if margin and len(self.val) < (needed := lossless_tasks(margin)):
             self.session.progress.say(
-                f"warning: thinking_margin={margin:g} needs {needed} val tasks if no score changes, or more; "
+                f"warning: `thinking_margin={margin:g}` needs {needed} val tasks if no score changes, or more; "
                 f"there are {len(self.val)}, so probably nothing is saved"
             )
         fitted = fit(winner.student, self.val, self.session, margin=margin)
@@ -462,8 +462,7 @@ class PromptSearch:
         baseline = self.candidates[0].evaluation
         if baseline.why_unscored is not None:
             raise ModelError(
-                f"none of the {len(baseline)} val tasks could be scored: {baseline.why_unscored}. {CONTINUES}",
-                flag="--resume",
+                f"none of the {len(baseline)} val tasks could be scored: {baseline.why_unscored}. {CONTINUES}"
             )
 
     def summaries(self) -> list[dict[str, Any]]:
