@@ -87,7 +87,7 @@ def scores_of(store: StoreReads, run_id: str, evaluated: Evaluated, *, rows: int
 
 
 def write_report(
-    path: str | Path, template: str, *, title: str, facts: Sequence[Fact], notes: Sequence[str], **values: Any
+    path: str | Path, template: str, *, title: str, facts: Sequence[Fact], notes: Sequence[str] = (), **values: Any
 ) -> Path:
     """Writes a report.
 
