@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from assay.commands.evaluate import Evaluate, EvaluationReport, evaluate
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
@@ -14,6 +14,10 @@ from assay.support.numbers import counted, figure
 from assay.support.options import Flag, function_of, options_of
 from assay.support.report import OBJECT, Table
 from assay.support.values import json_value
+
+if TYPE_CHECKING:
+    from assay.reports.files import Page
+    from assay.traces import Store
 
 _CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 
@@ -49,37 +53,21 @@ class CompareReport(EndedReport):
         yield from self.limits()
         yield from self.opened()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.files import (
-            ROWS,
-            called_facts,
-            opened_facts,
-            page_notes,
-            short_name,
-            spent_facts,
-            stopped_facts,
-            write_report,
-        )
+    def page(self, store: "Store") -> "Page":
+        from assay.reports.files import ROWS, Page, called_facts, ended_facts, short_name, spent_facts
         from assay.reports.sides import sides_of
-        from assay.traces import Store
 
-        data = self.to_dict()
-        with Store(store) as opened:
-            runs = self.evaluations[0].run_id, self.evaluations[1].run_id
-            evaluated = [side.evaluated(opened) for side in self.evaluations]
-            sides = sides_of(opened, runs, *evaluated, rows=ROWS, better_first=False)
-            opened.put_report(path, *runs)
+        runs = self.evaluations[0].run_id, self.evaluations[1].run_id
+        evaluated = [side.evaluated(store) for side in self.evaluations]
         labels = {"First": self.a, "Second": self.b}
         called = [fact for label in labels for fact in called_facts(labels[label], f"{label}, LM calls by model")]
         facts = [
             *((label, _side_text(side)) for label, side in labels.items()), ("Split", self.split),
-            *spent_facts(data), *called, *stopped_facts(data), *opened_facts(data),
+            *spent_facts(vars(self)), *called, *ended_facts(vars(self)),
         ]  # fmt: skip
-        names = (short_name(side["program"]) for side in labels.values())
-        return write_report(
-            path, "report_compare.html", title=f"Comparison of {' and '.join(names)}", facts=facts, sides=sides,
-            notes=page_notes(data),
-        )  # fmt: skip
+        title = f"Comparison of {' and '.join(short_name(side['program']) for side in labels.values())}"
+        values = {"sides": sides_of(store, runs, *evaluated, rows=ROWS, better_first=False)}
+        return Page(template="report_compare.html", title=title, facts=facts, values=values, runs=runs)
 
     def _table(self) -> Table:
         from assay.reports.markdown import graded, tool_rows

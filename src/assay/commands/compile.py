@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from assay.evaluation.session import Measured
     from assay.optimizers import CompileOutcome
     from assay.optimizers.budget import Decisions
+    from assay.reports.files import Page
     from assay.runs.jobs import Job
     from assay.runs.planning import Request
+    from assay.traces import Store
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -108,25 +110,22 @@ class CompileReport(JobReport):
         if self.unproven:
             yield f"unproven program: {self.unproven}"
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
+    def page(self, store: "Store") -> "Page":
         from assay.reports.compiled import compile_page
-        from assay.reports.files import ROWS, page_notes, short_name, spent_facts, stopped_facts, write_report
-        from assay.traces import Store
+        from assay.reports.files import ROWS, Page, ended_facts, short_name, spent_facts
         from assay.traces.store.listing import run_folder
 
-        data, name = self.to_dict(), short_name(self.config.program)
-        with Store(store) as opened:
-            # rows of the store, not of the report in memory: the page of a finished run can be written again
-            page = compile_page(opened, self.run_id, data, run_folder(store, self.run_id), rows=ROWS)
-            opened.put_report(path, self.run_id)
+        data = self.to_dict()
         facts = [
             ("Program", self.config.program), ("Model", self.config.model_name), ("Optimizer", self.optimizer),
             ("Winner", self.winner), *spent_facts(data), ("Of these, the search", f"{self.search_calls:,} LM calls"),
-            *stopped_facts(data), ("Artifact", str(self.artifact)),
+            *ended_facts({**data, "test_openings": None}), ("Artifact", str(self.artifact)),
         ]  # fmt: skip
-        return write_report(
-            path, "report_compile.html", title=f"Compile of {name}", facts=facts, page=page, run_id=self.run_id,
-            notes=page_notes(data),
+        # rows of the store, not of the report in memory: the page of a finished run can be written again
+        page = compile_page(store, self.run_id, data, run_folder(store.url, self.run_id), rows=ROWS)
+        return Page(
+            template="report_compile.html", title=f"Compile of {short_name(self.config.program)}", facts=facts,
+            values={"page": page, "run_id": self.run_id}, runs=[self.run_id],
         )  # fmt: skip
 
 
@@ -333,13 +332,12 @@ def _as_stored(stored: Mapping[str, Any], config: Compile, run_id: str) -> Compi
     """The report of a run that had already ended."""
     from assay.deployment import load_artifact
 
-    paths = {name: Path(stored[name]) for name in ("artifact", "unproven") if stored[name] is not None}
-    notes = list(stored["notes"])
+    report = CompileReport.read(stored, config=config, run_id=run_id)
     try:
-        load_artifact(paths["artifact"])
+        load_artifact(report.artifact)
     except AssayError as error:  # the report is complete without the program
-        notes.append(f"the artifact cannot be loaded here: {error}")
-    return CompileReport(**{**stored, **paths, "notes": notes, "config": config, "run_id": run_id})
+        return replace(report, notes=[*report.notes, f"the artifact cannot be loaded here: {error}"])
+    return report
 
 
 def _artifact_name(job: "Job", config: Compile) -> str:

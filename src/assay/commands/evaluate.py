@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
@@ -15,8 +14,10 @@ from assay.support.report import OBJECT, Table
 if TYPE_CHECKING:
     from assay.datasets import Task
     from assay.evaluation import Evaluation, Progress
+    from assay.reports.files import Page
     from assay.runs.jobs import Job
     from assay.runs.planning import Request
+    from assay.traces import Store
     from assay.traces.store.evaluations import Evaluated
     from assay.traces.store.store import StoreReads
 
@@ -61,33 +62,21 @@ class EvaluationReport(ScoredRuns):
         yield from self.opened()
         yield from self.limits()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.files import (
-            opened_facts,
-            page_notes,
-            scores_of,
-            short_name,
-            spent_facts,
-            stopped_facts,
-            write_report,
-        )
-        from assay.traces import Store
+    def page(self, store: "Store") -> "Page":
+        from assay.reports.files import Page, ended_facts, scores_of, short_name, spent_facts
 
-        data, result = self.to_dict(), self.result
-        with Store(store) as opened:
-            scores = scores_of(opened, self.run_id, self.evaluated(opened))
-            opened.put_report(path, self.run_id)
+        data, result = vars(self), self.result
         score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
             result["score"], *result["interval"]
         )  # fmt: skip
         facts = [
             ("Score, 95 % interval", score),
             ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
-            *spent_facts(data), *stopped_facts(data), *opened_facts(data),
+            *spent_facts(data), *ended_facts(data),
         ]  # fmt: skip
-        return write_report(
-            path, "report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
-            scores=scores, notes=page_notes(data),
+        return Page(
+            template="report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
+            values={"scores": scores_of(store, self.run_id, self.evaluated(store))}, runs=[self.run_id],
         )  # fmt: skip
 
     def evaluated(self, store: "StoreReads") -> "Evaluated":

@@ -38,11 +38,6 @@ class ImproveReport(EndedReport):
     data: Mapping[str, Any] = field(default_factory=dict)
     models: Sequence[Mapping[str, Any]] = ()
 
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> "ImproveReport":
-        """From the output of `to_dict`."""
-        return cls(**{**stored, "artifact": Path(stored["artifact"]) if stored["artifact"] else None})
-
     def lines(self) -> Iterator[str | Table]:
         from assay.reports.training import in_numbers, interval
 

@@ -260,11 +260,11 @@ class Improvement:
         if resume and not state_file.is_file() and self.report_file.is_file():
             stored = json.loads(self.report_file.read_text(encoding="utf-8"))
             if stored["job"] == self.job:
-                return ImproveReport.of(stored["report"])
+                return ImproveReport.read(stored["report"])
         if resume and state_file.is_file():  # without a state there is nothing to resume, and a new one begins
             self._remember(json.loads(state_file.read_text(encoding="utf-8")))
             ended = self._ended.report(self.progress)
-            return ImproveReport.of(ended) if ended is not None else None
+            return ImproveReport.read(ended) if ended is not None else None
         check_name(self.settings)
         for adapter in adapter_names(self.settings):
             remove_training(adapter)  # an abandoned one of an earlier improvement with the same name
@@ -282,7 +282,7 @@ class Improvement:
                 f"the improvement {self.name!r} was begun with other settings: resume with the same, or take another "
                 "name"
             )
-        self.report, self.opens_as = ImproveReport.of(state["report"]), state["opens_as"]
+        self.report, self.opens_as = ImproveReport.read(state["report"]), state["opens_as"]
         self.candidate = tuple(state["candidate"]) if state["candidate"] else None
         self.plan = ImprovePlan.of(state["plan"]) if state["plan"] else None
 

@@ -210,7 +210,7 @@ class TuneReport(JobReport):
         return Table(title="Pareto front", header=("trial", *self.objectives, "parameters"), rows=rows)
 
     def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.files import opened_facts, short_name, spent_facts, stopped_facts, write_report
+        from assay.reports.files import ended_facts, short_name, spent_facts, write_report
         from assay.reports.studies import tuned_page, tuned_words
 
         data = self.to_dict()
@@ -218,7 +218,7 @@ class TuneReport(JobReport):
         trials = f"{self.trials}, {self.complete} complete, {self.pruned} pruned, {self.failed} failed"
         facts = [
             ("Program", self.config.program), ("Model", self.config.model_name), ("Best parameters", best),
-            ("Trials", trials), *spent_facts(data), *stopped_facts(data), *opened_facts(data),
+            ("Trials", trials), *spent_facts(data), *ended_facts(data),
             ("Artifact", str(self.artifact)),
         ]  # fmt: skip
         return write_report(
@@ -390,8 +390,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
             finished = job.finished({"apply": self.apply})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                paths = {name: Path(path) for name in ("artifact", "unproven", "page") if (path := stored[name])}
-                return TuneReport(**{**stored, **paths, "config": config})
+                return TuneReport.read(stored, config=config)
             for artifact in (*config.also, *([] if self.apply is None else [self.apply])):
                 program_at(job, Point(str(artifact), {}), config)  # refused now, not after the preflight or the search
             name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"

@@ -33,6 +33,22 @@ ROWS = 300  # tasks in one file
 
 
 @dataclass(frozen=True, kw_only=True)
+class Page:
+    """The page of a job's report, without its notes.
+
+    Attributes:
+        template, title, facts: see `write_report`; `values` are the further values of the template.
+        runs: ids of the runs that it shows, by which an erasure finds it.
+    """
+
+    template: str
+    title: str
+    facts: Sequence[Fact]
+    values: Mapping[str, Any]
+    runs: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoredTask:
     """A task of an evaluation; `score` is None if it was not scored. `rollout_id` is the first of its rollouts."""
 
@@ -127,12 +143,11 @@ def called_facts(data: Mapping[str, Any], label: str = "LM calls by model") -> l
     return [(label, text)] if (text := models_text(data)) else []
 
 
-def stopped_facts(data: Mapping[str, Any]) -> list[Fact]:
-    return [("Stopped early", spoken(str(data["stopped"]), str))] if data["stopped"] else []
-
-
-def opened_facts(data: Mapping[str, Any]) -> list[Fact]:
-    return [("Test split", openings_line(data["test_openings"]))] if data["test_openings"] else []
+def ended_facts(data: Mapping[str, Any]) -> list[Fact]:
+    """What ended the job early, and how often the test split was opened."""
+    stopped = [("Stopped early", spoken(str(data["stopped"]), str))] if data["stopped"] else []
+    opened = [("Test split", openings_line(data["test_openings"]))] if data.get("test_openings") else []
+    return [*stopped, *opened]
 
 
 def page_notes(data: Mapping[str, Any]) -> list[str]:

@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from assay.support.report import Report
+
+if TYPE_CHECKING:
+    from assay.reports.files import Page
+    from assay.traces import Store
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,6 +27,20 @@ class EndedReport(Report):
 
         if self.test_openings:
             yield openings_line(self.test_openings)
+
+    def page(self, store: "Store") -> "Page":
+        """The page of the report. Reads the store."""
+        raise NotImplementedError(f"{type(self).__name__} has no page")
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
+        from assay.reports.files import page_notes, write_report
+        from assay.traces import Store
+
+        with Store(store) as opened:
+            page = self.page(opened)
+            opened.put_report(path, *page.runs)
+        notes = page_notes(self.to_dict())
+        return write_report(path, page.template, title=page.title, facts=page.facts, notes=notes, **page.values)
 
     def called(self) -> Iterator[str]:
         """LM calls by model, if several answered."""

@@ -16,7 +16,7 @@ ROLLOUTS_ONLY = (
     "step_weight", "outcome_weight", "rollout_timeout_s", "evaluate_every", "eval_tasks", "max_score_drop",
     "samples_every", "max_completion", "vllm",
 )  # fmt: skip
-_OF_CALL = ("program", "name", "store", "resume", "progress", "trust", "preflight", "agent_key", "test", "words")
+_OF_CALL = ("program", "name", "store", "resume", "progress", "trust", "preflight", "agent_key", "test")
 
 
 def is_export(program: Any) -> bool:

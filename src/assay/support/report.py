@@ -3,10 +3,10 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
@@ -44,6 +44,13 @@ class Report(ReportRepr):
     def to_dict(self) -> dict[str, Any]:
         shown = [field.name for field in fields(self) if field.metadata != OBJECT]
         return {name: json_value(getattr(self, name)) for name in shown}
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any], **objects: Any) -> Self:
+        """The report whose `to_dict()` was stored; `objects` are its fields that only Python has."""
+        paths = {item.name for item in fields(cls) if item.type in (Path, Path | None)}
+        values = {name: Path(value) if name in paths and value is not None else value for name, value in stored.items()}
+        return cls(**values, **objects)
 
     def lines(self) -> Iterator[str | Table]:
         """What people see of the report, in order."""

@@ -348,9 +348,6 @@ class PolicyReport(TrainingReport):
         words = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}
         yield f"{words[self.converged]}: the mean reward of the last ten steps, compared with that of the ten before"
 
-    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any]) -> Path:
-        return write_training(path, data, tasks=tasks)
-
     def write_own_page(self) -> None:
         """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
         try:

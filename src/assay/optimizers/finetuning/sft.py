@@ -29,7 +29,6 @@ from assay.optimizers.finetuning.run_folder import (
     world,
 )
 from assay.optimizers.finetuning.settings import SFTSettings
-from assay.reports.training import write_sft
 from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted
 from assay.support.report import Table
@@ -171,9 +170,6 @@ class SFTReport(TrainingReport):
             f"{counted(self.rows, 'rows')} trained on, {self.held_out_rows} held out, of "
             f"{counted(self.tasks, 'tasks')}; {counted(self.steps, 'steps')}, the best is {self.best_step}"
         )
-
-    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any]) -> Path:
-        return write_sft(path, data, tasks=tasks)
 
 
 def train_sft(
