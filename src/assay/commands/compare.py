@@ -53,7 +53,7 @@ class CompareReport(EndedReport):
         yield from self.limits()
         yield from self.opened()
 
-    def page(self, store: "Store") -> "Page":
+    def page_of(self, store: "Store") -> "Page":
         from assay.reports.files import ROWS, Page, called_facts, ended_facts, short_name, spent_facts
         from assay.reports.sides import sides_of
 
@@ -170,13 +170,14 @@ def _compared(
     scores = first.evaluation.scores, second.evaluation.scores
     tasks = [{"task": task, "a": scores[0].get(task), "b": scores[1].get(task)} for task in {**scores[0], **scores[1]}]
     spent = ("calls", "cached", "tokens", "cost_usd", "unrecorded")
-    used = {name: [getattr(side, name) for side in evaluations] for name in spent}
+    used: dict[str, list[Any]] = {name: [getattr(side, name) for side in evaluations] for name in spent}
+    total: dict[str, Any] = {name: None if None in values else sum(values) for name, values in used.items()}
     return CompareReport(
         a=sides[0], b=sides[1], gain=paired_gain(*scores).to_dict(), split=first.split, tasks=json_value(tasks),
         notes=list(dict.fromkeys([*first.notes, *second.notes])), data=first.data,
         test_openings=second.test_openings or first.test_openings,  # those of both sides, as one job
         stopped=first.stopped or second.stopped, evaluations=evaluations,
-        **{name: None if None in values else sum(values) for name, values in used.items()},
+        **total,
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ class CompileReport(JobReport):
         if self.unproven:
             yield f"unproven program: {self.unproven}"
 
-    def page(self, store: "Store") -> "Page":
+    def page_of(self, store: "Store") -> "Page":
         from assay.reports.compiled import compile_page
         from assay.reports.files import ROWS, Page, ended_facts, short_name, spent_facts
         from assay.traces.store.listing import run_folder

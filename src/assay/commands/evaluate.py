@@ -62,7 +62,7 @@ class EvaluationReport(ScoredRuns):
         yield from self.opened()
         yield from self.limits()
 
-    def page(self, store: "Store") -> "Page":
+    def page_of(self, store: "Store") -> "Page":
         from assay.reports.files import Page, ended_facts, scores_of, short_name, spent_facts
 
         data, result = vars(self), self.result

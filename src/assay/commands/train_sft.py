@@ -110,7 +110,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
                 report.validation[self.program] = compare_models(
                     self.program, (self.model, report.name),
                     {**measured, "seed": self.seed, "progress": progress, "preflight": True},
-                    on_open=lambda opened: report.test_openings.update({str(self.program): opened}),
+                    on_open=lambda opened: report.test_openings.update({str(self.program): dict(opened)}),
                 )  # fmt: skip
             run.keep(report.to_dict())
         return report

@@ -28,7 +28,7 @@ class EndedReport(Report):
         if self.test_openings:
             yield openings_line(self.test_openings)
 
-    def page(self, store: "Store") -> "Page":
+    def page_of(self, store: "Store") -> "Page":
         """The page of the report. Reads the store."""
         raise NotImplementedError(f"{type(self).__name__} has no page")
 
@@ -37,7 +37,7 @@ class EndedReport(Report):
         from assay.traces import Store
 
         with Store(store) as opened:
-            page = self.page(opened)
+            page = self.page_of(opened)
             opened.put_report(path, *page.runs)
         notes = page_notes(self.to_dict())
         return write_report(path, page.template, title=page.title, facts=page.facts, notes=notes, **page.values)
