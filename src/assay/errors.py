@@ -44,6 +44,7 @@ __all__ = [
     "Unscored",
     "WriteFailed",
     "spoken",
+    "unspoken",
 ]
 
 DISTRIBUTION = "dspy-assay"  # its name in the package index; the package is imported as `assay`
@@ -67,7 +68,7 @@ class FailureKind(StrEnum):
     CAP = "cap"  # stopped by a cap on calls, tokens, dollars or time, or by the user
 
 
-Names = Callable[[str], str]  # from a setting to how a surface writes it: `max_calls` -> `--max-calls`
+Names = Callable[[str], str]  # how a surface writes a setting: `max_calls` -> `--max-calls`, `out=…` -> `--out`
 
 
 class AssayError(Exception):
@@ -76,16 +77,16 @@ class AssayError(Exception):
     Args:
         field: the setting that the error is about, if any. It precedes the message, as each surface writes it.
         hint: what to do instead, as a sentence.
-        flag: command-line form of the argument that the message names, such as `--rename COLUMN=NAME`; only the command
-            line prints it.
+
+    Settings in message and hint are in backticks, with a value or without one: `max_calls`, `resume=True`, `out=…`.
     """
 
     report: Any = None  # what a command shows before it ends with this error
     exit_code = 1  # of the command line; 2 for wrong usage, which includes a named file that cannot be used
 
-    def __init__(self, *args: object, field: str = "", hint: str = "", flag: str = "") -> None:
+    def __init__(self, *args: object, field: str = "", hint: str = "") -> None:
         super().__init__(*args)
-        self.field, self.hint, self.flag = field, hint, flag
+        self.field, self.hint = field, hint
         self.names: Names = str  # of the surface that the user has called; those of Python by default
 
     def text(self, names: Names = str) -> str:
@@ -100,11 +101,20 @@ class AssayError(Exception):
 
 def spoken(text: str, names: Names) -> str:
     """A text whose settings, in backticks, are named as a surface writes them. Other texts in backticks are kept."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # a single backtick is that of a value
-        return text
-    quoted = (names(part) if part.isidentifier() else f"`{part}`" for part in parts[1::2])
+    return "\n".join(_spoken_line(line, names) for line in text.split("\n"))
+
+
+def _spoken_line(line: str, names: Names) -> str:
+    parts = line.split("`")
+    if len(parts) % 2 == 0 or line.startswith((" ", "\t")):  # a single backtick is that of a value; or of a traceback
+        return line
+    quoted = (names(part) if part.partition("=")[0].isidentifier() else f"`{part}`" for part in parts[1::2])
     return "".join(chain.from_iterable(zip_longest(parts[::2], quoted, fillvalue="")))
+
+
+def unspoken(error: BaseException) -> str:
+    """The text of an error with its settings in backticks, for a surface that names them later."""
+    return error.text(lambda name: f"`{name}`") if isinstance(error, AssayError) else str(error)
 
 
 class ConfigError(AssayError, ValueError):

@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,14 +111,3 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
     report = assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
     assert (report.steps[0]["note"], report.steps[0]["converged"]) == ("far enough", False)
     assert (recorded["retention"], recorded["monitor"]) == ([other], "classify")
-
-
-def test_the_page_of_a_training_is_written_in_the_words_of_the_caller(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words: list[Any] = []
-    trained = SimpleNamespace(name=None, path="folder")
-    monkeypatch.setattr("assay.commands.improving.train", lambda *_, **given: words.append(given["words"]) or trained)
-    job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}
-    assay.improve("math_qa", name="z", words=str.upper, **job)
-    assert words == [str.upper]

@@ -264,14 +264,14 @@ def test_a_comparison_refuses_the_model_of_a_role_that_it_does_not_call(place: P
         (
             '[judge]\nmodel = "openai/of-file"',
             {},
-            "judge_model='openai/of-file' has no effect: no criterion of the rubric 'r' is decided by a judge",
+            "`judge_model='openai/of-file'` has no effect: no criterion of the rubric 'r' is decided by a judge",
         ),
         (
             "[judge]\nthinking = 0",
             {},
-            "judge_thinking='off' has no effect: no criterion of the rubric 'r' is decided by a judge",
+            "`judge_thinking='off'` has no effect: no criterion of the rubric 'r' is decided by a judge",
         ),
-        ("", {"sizes": {"val": 3, "test": 5}}, "sizes={'test': 5} has no effect: only tasks of val are run"),
+        ("", {"sizes": {"val": 3, "test": 5}}, "`test_size=5` has no effect: only tasks of val are run"),
         ("", {}, ""),
     ],
 )
@@ -293,5 +293,5 @@ def test_a_note_on_a_setting_without_effect_is_in_a_comparison_once(place: Path)
     (place / "other.py").write_text((place / "triage.py").read_text())
     values = assay.project_settings("compare")
     report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), **values)
-    assert sum("judge_model='openai/of-file' has no effect" in note for note in report.to_dict()["notes"]) == 1
+    assert sum("`judge_model='openai/of-file'` has no effect" in note for note in report.to_dict()["notes"]) == 1
     assert re.search(r"\(split=gate, a=\d\.\d+ .*, b=\d\.\d+ .*, gain=[+-]?\d\.\d+", repr(report)), repr(report)

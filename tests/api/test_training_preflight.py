@@ -9,7 +9,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
+from assay.cli.main import group, names_of
 from assay.errors import ConfigError, ModelError, NoModelFile, RubricError
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy
@@ -68,7 +68,7 @@ def trained(**options: Any) -> Any:
 def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
     with pytest.raises(RubricError, match="criterion 'right' could not be graded") as caught:
         trained(rubric="r.yaml", model=embedded)
-    assert "--rename label=intent" in caught.value.flag
+    assert "--rename label=intent" in caught.value.text(names_of(["train", "grpo"]))
     with pytest.raises(WeightsLoadedError):
         trained(rubric="r.yaml", model=embedded, preflight=False)
     with pytest.raises(WeightsLoadedError):

@@ -54,7 +54,7 @@ def test_traces_score_without_a_judge_is_refused_at_once(project: Path) -> None:
     )
     assert isinstance(done.exception, ConfigError)
     assert "has a judge decide 'kind', and no model was named for it" in str(done.exception)
-    assert done.exception.flag == "--judge-model NAME"
+    assert "Name one: --judge-model NAME" in done.exception.text(done.exception.names)
     assert done.stdout == ""
 
 

@@ -6,7 +6,6 @@ import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import command_of, group
-from assay.cli.shared import message_of
 from assay.commands import COMMANDS, GROUPS
 from assay.errors import AssayError
 
@@ -23,7 +22,7 @@ def ended(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(group, list(words))
     error = done.exception
     if isinstance(error, AssayError):
-        return error.exit_code, message_of(error, command_of(list(words)))
+        return error.exit_code, error.text(error.names)
     return done.exit_code, done.output
 
 

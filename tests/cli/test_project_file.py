@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import group
-from assay.cli.shared import message_of
 from assay.commands.compile import Compile
 from assay.commands.project import project_settings
 from assay.errors import ConfigError, ProjectError
@@ -123,7 +122,7 @@ def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
     Path("assay.toml").write_text("[compile]\nmax_calls = '5'")
     with pytest.raises(ProjectError) as refused:
         CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
-    printed = message_of(refused.value, group.get_command(None, "compile"))  # type: ignore[arg-type]
+    printed = refused.value.text(refused.value.names)
     assert printed.endswith("assay.toml: [compile] max_calls: must be a valid integer, not '5'")
 
 

@@ -3,15 +3,13 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.main import command_of, group
-from assay.cli.shared import echo_line, in_flags, message_of
-from assay.errors import AssayError, FailureKind, StopRun
+from assay.cli.main import group, names_of
+from assay.cli.shared import echo_line
+from assay.errors import AssayError, FailureKind, StopRun, spoken
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
 from assay.support.numbers import counted
 from assay.traces import Rollout, Store, Transition
@@ -40,47 +38,42 @@ def printed(arguments: list[str]) -> str:
     done = CliRunner().invoke(group, arguments)
     error = done.exception
     if isinstance(error, AssayError):
-        return f"{done.output}{message_of(error, command_of(arguments))}"
+        return f"{done.output}{error.text(error.names)}"
     assert error is None or isinstance(error, SystemExit | StopRun), error
-    return f"{done.output}{in_flags(str(error or ''), command_of(arguments))}"
+    return f"{done.output}{spoken(str(error or ''), names_of(arguments))}"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("preflight=False skips this check", "--no-preflight skips this check"),
-        ("trust=True then loads it", "--trust then loads it"),
-        ("split='test' compares on others", "--split test compares on others"),
-        ("Rename columns: rename={'COLUMN': 'NAME'}", "Rename columns: --rename COLUMN=NAME"),
-        ("or set sizes={'val': N} to fewer", "or set --size N to fewer"),
-        ("give a model (lm=…, or model=NAME)", "give a model (--model NAME)"),
-        ("Raise max_calls to 600 or more", "Raise --max-calls to 600 or more"),
-        ("parameters={'max_steps': 5} is ignored", "--set max_steps=5 is ignored"),
+        ("`preflight=False` skips this check", "--no-preflight skips this check"),
+        ("`trust=True` then loads it", "--trust then loads it"),
+        ("`split='test'` compares on others", "--split test compares on others"),
+        ("Rename columns: `rename={'COLUMN': 'NAME'}`", "Rename columns: --rename COLUMN=NAME"),
+        ("Choose another rubric with `rubric=…`", "Choose another rubric with --rubric"),
+        ("give a model (`model=NAME`)", "give a model (--model NAME)"),
+        ("Raise `max_calls` to 600 or more", "Raise --max-calls to 600 or more"),
+        ("`parameters={'max_steps': 5}` is ignored", "--set max_steps=5 is ignored"),
         ("assay.load(path, program=…, split='test')", "assay.load(path, program=…, split='test')"),
-        ("  File \"x.py\", line 3\n    run(split='test')", "  File \"x.py\", line 3\n    run(split='test')"),
-        ("mutants:x?seed=1&size=5: unknown", "mutants:x?seed=1&size=5: unknown"),
-        ("arithmetic:seed=1 is wrong, seed=1 too", "arithmetic:seed=1 is wrong, --seed 1 too"),
-        ("thinking='' is wrong", "--thinking '' is wrong"),
-        ("max_calls='new\\nline' is wrong", "--max-calls 'new\\nline' is wrong"),
-        (
-            "'length' with {'max_tokens': '5'}: max_tokens='5' is",
-            "'length' with {'max_tokens': '5'}: max_tokens='5' is",
-        ),
-        ("task_timeout=nan must be finite", "--task-timeout nan must be finite"),
-        ("max_cost_usd=-inf must be finite", "--max-cost-usd -inf must be finite"),
-        ("calibration=('a', 'b') is unknown", "calibration=('a', 'b') is unknown"),
-        ("x=3 and /runs/max_calls.json and 'max_calls'", "x=3 and /runs/max_calls.json and 'max_calls'"),
+        ('  File "x.py", line 3\n    run(`split`)', '  File "x.py", line 3\n    run(`split`)'),
+        ("'a`b' of a user\n`resume=True` continues", "'a`b' of a user\n--resume continues"),
+        ("`resume=False` begins anew", "no --resume begins anew"),
+        ("`thinking=''` is wrong", "--thinking '' is wrong"),
+        ("`max_calls='new\\nline'` is wrong", "--max-calls 'new\\nline' is wrong"),
+        ("`task_timeout=nan` must be finite", "--task-timeout nan must be finite"),
+        ("`max_cost_usd=-inf` must be finite", "--max-cost-usd -inf must be finite"),
+        ("`calibration=('a', 'b')` is unknown", "calibration=('a', 'b') is unknown"),
+        ("see `assay trust add`", "see `assay trust add`"),
     ],
 )
-def test_python_arguments_become_the_flags_of_the_command(text: str, expected: str) -> None:
-    command: Any = command_of(["evaluate"])
-    assert in_flags(text, command) == expected
+def test_settings_become_the_flags_of_the_command(text: str, expected: str) -> None:
+    assert spoken(text, names_of(["evaluate"])) == expected
 
 
 @pytest.mark.parametrize("versions", ["(1, 2)", "[1, 2]"])
 def test_a_list_becomes_the_repeated_flag(versions: str) -> None:
-    command: Any = command_of(["registry", "route"])
-    assert in_flags(f"versions={versions} must differ", command) == "--version 1 --version 2 must differ"
+    text = spoken(f"`versions={versions}` must differ", names_of(["registry", "route"]))
+    assert text == "--version 1 --version 2 must differ"
 
 
 def test_advice_for_lack_of_memory_names_flags_that_exist() -> None:
@@ -88,22 +81,9 @@ def test_advice_for_lack_of_memory_names_flags_that_exist() -> None:
         ("sft", SFT_MEMORY, ["--batch 2", "--batch 1", "--max-length", "--lora-r"]),
         ("grpo", POLICY_MEMORY, ["--per-device-batch-size", "--resume", "--max-length", "--lora-r"]),
     ):
-        text = in_flags(advice, command_of(["train", command]))
+        text = spoken(advice, names_of(["train", command]))
         assert re.findall(r"--[a-z-]+(?: \d)?", text) == flags
         assert "_" not in text
-
-
-def test_a_flag_that_the_message_names_is_not_added_again() -> None:
-    command: Any = command_of(["evaluate"])
-    assert (
-        message_of(AssayError("preflight=False skips this", flag="--model, --no-preflight"), command)
-        == "--no-preflight skips this [--model]"
-    )
-    assert (
-        message_of(AssayError("trust=True loads it", flag="--trust, or: assay trust add x"), command)
-        == "--trust loads it [or: assay trust add x]"
-    )
-    assert in_flags("no command: seed=True", click.Command("x")) == "no command: seed=True"
 
 
 def test_a_count_of_one_is_singular() -> None:

@@ -13,7 +13,7 @@ from production import two_versions
 
 import assay
 from assay.commands.serve import serve
-from assay.errors import ConfigError
+from assay.errors import ConfigError, unspoken
 from assay.traces import Store
 from rigs.serving import chat_completion, served
 
@@ -60,7 +60,7 @@ def test_a_judge_without_a_model_is_refused_at_the_start(own_folder: Path) -> No
     Path("r.yaml").write_text(RUBRIC % "")
     with pytest.raises(ConfigError, match="'nice', and no model was named for it") as refused:
         assay.deployed("support", rubric="r.yaml")
-    assert refused.value.flag == "--judge-model NAME"
+    assert "`judge_model=NAME`" in unspoken(refused.value)
     with pytest.raises(ConfigError, match="no model was named for it"):
         serve(model="m", upstream="http://127.0.0.1:9", port=0, agent=("support",), agent_rubric="r.yaml")
     Path("r.yaml").write_text(RUBRIC % ", when: right")  # also a judge that is rarely asked

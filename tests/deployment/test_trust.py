@@ -15,7 +15,7 @@ from trusted_artifacts import trust_list as trust_list
 import assay
 from assay.commands.run import run
 from assay.deployment import load_artifact, save_artifact
-from assay.errors import ArtifactError, AssayError, RubricError
+from assay.errors import ArtifactError, AssayError, RubricError, unspoken
 from assay.programs import load_program
 from assay.runs.loading import load_judge
 from assay.sources.trust import UntrustedArtifact, entries, is_trusted, trust_file, trusting
@@ -86,7 +86,7 @@ def test_source_of_another_user_does_not_run_until_its_content_is_trusted(own_fo
     artifact, mark = with_source(own_folder / "a")
     with pytest.raises(UntrustedArtifact, match=r"source/agent\.py") as refused:
         assay.load(artifact)
-    assert "--trust" in refused.value.flag
+    assert "`trust=True` then loads it, as does assay trust add" in unspoken(refused.value)
     assert not mark.exists()
     lm = scripted_lm(lambda r: "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]")
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):

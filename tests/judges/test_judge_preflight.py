@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
+from assay.cli.main import group, names_of
 from assay.errors import ConfigError, ModelError
 from assay.testing import scripted_lm
 
@@ -80,7 +80,7 @@ def test_a_missing_key_error_names_the_library_argument(
         "preflight=False skips this check"
     )
     assert str(caught.value).endswith(message)
-    assert caught.value.flag == "--api-key-env, --no-preflight"
+    assert "(--api-key-env). --no-preflight skips" in caught.value.text(names_of(["evaluate"]))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 import assay
+from assay.cli.main import names_of
 from assay.commands.compile import Compile
 from assay.errors import ConfigError
 from assay.models.hosted import no_redirects
@@ -157,4 +158,4 @@ def test_an_address_may_have_an_at_sign_after_the_host() -> None:
 def test_a_refused_address_names_the_flag_and_where_the_key_goes() -> None:
     with pytest.raises(ConfigError, match="judge_api_key_env") as caught:
         Compile(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
-    assert caught.value.flag == "--judge-api-base"
+    assert caught.value.text(names_of(["compile"])).startswith("--judge-api-base must hold no")

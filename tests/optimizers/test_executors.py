@@ -73,8 +73,7 @@ def test_ray_results_equal_thread_results(
             (r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions])
             for r in rollouts
         )
-        usage = report.meter.of("evaluate")
-        results[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unrecorded, stored)
+        results[where] = (report.evaluation.scores, report.calls, report.tokens, report.unrecorded, stored)
     assert results["ray"] == results["threads"]
     scores = results["ray"][0].values()
     assert len(scores) > 4
@@ -116,7 +115,7 @@ def test_lost_host_is_tolerated(
 def test_caps_apply_on_a_cluster(server: dict[str, str], cluster: Any, local_settings: dict[str, Any]) -> None:
     report = assay.evaluate("math_qa", split="val", executor="ray", threads=1, max_calls=3, **local_settings, **server)
     assert "cap of 3 calls" in str(report.stopped)
-    assert 3 <= report.meter.usage.calls < 40
+    assert 3 <= report.calls < 40
 
 
 @pytest.mark.slow

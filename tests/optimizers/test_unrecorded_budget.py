@@ -132,7 +132,7 @@ def test_the_cost_of_unrecorded_calls_is_unknown(server: tuple[str, type[Answers
         "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, sizes={"val": 4}, preflight=False
     )
     data = report.to_dict()
-    assert (data["unrecorded"], data["cost_usd"], data["result"]["cost_usd"]) == (report.unrecorded.calls, None, None)
+    assert (data["unrecorded"], data["cost_usd"], data["result"]["cost_usd"]) == (report.unrecorded, None, None)
     output = CliRunner().invoke(group, ["traces", "stats"]).output
     assert "unknown: LM calls that were not recorded have no price" in output
     assert json.loads(CliRunner().invoke(group, ["traces", "stats", "--json"]).output)["cost_usd"] is None

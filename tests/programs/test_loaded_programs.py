@@ -117,13 +117,17 @@ def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
 
     def evaluated(program: Any, **options: Any) -> Any:
         requests.append((program, options.get("model")))
-        return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}), called={"model": options.get("model")})
+        spent = dict.fromkeys(("calls", "cached", "tokens", "cost_usd", "unrecorded"))
+        return SimpleNamespace(
+            evaluation=SimpleNamespace(scores={"t": 1.0}), model=options.get("model"), models=[], result={}, notes=[],
+            split="gate", data={}, test_openings=None, stopped=None, **spent,
+        )  # fmt: skip
 
     monkeypatch.setattr("assay.commands.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
     report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
     assert requests == [("p.py:P", measured), (str(folder), measured)]
-    assert report.models == (measured, measured)
+    assert (report.a["model"], report.b["model"]) == (measured, measured)
 
 
 def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from assay.reports.files import write_report
 from assay.reports.studies import StudyTrial, study_page, trials_of
-from assay.reports.training import training_page, write_sft, write_training
+from assay.reports.training import training_page, write_training
 
 HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
@@ -155,7 +155,7 @@ def fine_tuning(text: str, *, steps: int = 40) -> dict[str, Any]:
 
 
 def test_a_page_of_a_long_fine_tuning_is_below_its_limit(tmp_path: Path) -> None:
-    hostile = elements(write_sft(tmp_path / "a.html", fine_tuning(HOSTILE, steps=20_000)))
+    hostile = elements(write_training(tmp_path / "a.html", fine_tuning(HOSTILE, steps=20_000)))
     assert hostile.scripts == hostile.addresses == []
     assert (tmp_path / "a.html").stat().st_size < 100_000
 

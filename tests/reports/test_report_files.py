@@ -17,8 +17,9 @@ from assay.evaluation.statistics import paired_gain
 from assay.optimizers.parameters.trainer import HeldOutReport
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
-from assay.reports.compiled import CandidateRow, CompilePage, Decision, Demonstration
+from assay.reports.compiled import CompilePage, Demonstration
 from assay.reports.files import write_report
+from assay.reports.sides import Decision
 from assay.reports.texts import Clipped
 from assay.rubrics import ScoreResult
 from assay.support.reprs import ReportDict, shortened
@@ -31,10 +32,14 @@ LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:scrip
 
 
 def page(text: str) -> CompilePage:
+    candidate = {
+        "name": text, "version": text, "n": 1, "val_score": 0.5, "expected": None, "dropped": text, "is_winner": True,
+        "share": 1.0, "bar": "",
+    }  # fmt: skip
     return CompilePage(
         decisions=[Decision(split="gate", text=text)], openings=text, history=chart(text),
         settings=[(text, text, text)],
-        candidates=[CandidateRow(name=text, version=text, n=1, score=0.5, expected=None, dropped=text, is_winner=True)],
+        candidates=[candidate],
         instructions=[(text, changes_of("a", text))], prompts=[(text, changes_of(text, "b"))],
         demonstrations=[Demonstration(text=Clipped(text, 4_000), tasks=[text])], splits=["gate", "test"], split="test",
     )  # fmt: skip

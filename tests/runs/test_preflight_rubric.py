@@ -9,6 +9,7 @@ import dspy
 import pytest
 
 import assay
+from assay.cli.main import names_of
 from assay.errors import FailureKind, ModelError, RubricError
 from assay.evaluation import SilentProgress
 from assay.testing import scripted_lm
@@ -72,7 +73,9 @@ def test_a_check_without_its_expected_field_stops_the_job_and_names_the_column(p
     assert "has no expected 'intent'; it has label" in str(caught.value)
     assert "rename={'label': 'intent'}" in str(caught.value)
     assert "--" not in str(caught.value)
-    assert caught.value.flag == "--rename label=intent, --no-preflight"
+    printed = caught.value.text(names_of(["compile"]))
+    assert "rename it: --rename label=intent" in printed
+    assert printed.endswith("--no-preflight skips this check")
     assert model.scripted.calls == 3
 
 
@@ -91,7 +94,7 @@ def test_a_column_of_both_answer_and_data_is_named_as_the_field_of_a_check(place
         evaluated(rows(intent="bug", customer="c1"))
     assert "Name the field in the rubric: {name: right, with: {field: intent}}" in str(caught.value)
     assert "rename=" not in str(caught.value)
-    assert caught.value.flag == "--no-preflight"
+    assert caught.value.text(names_of(["evaluate"])).endswith("--no-preflight skips this check")
 
 
 def test_a_user_check_that_raises_is_reported_with_its_error(place: Path) -> None:

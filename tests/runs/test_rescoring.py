@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.main import group
+from assay.cli.main import group, names_of
 from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, ModelError
 from assay.runs.loading import load_rubric
@@ -108,7 +108,7 @@ def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -
         match=r"judge 'Is it kind\?' \(openai/gone\): .*failed to connect.*preflight=False skips this check",
     ) as caught:
         score_rollouts(rubric="kind.yaml", store="s.db", judge_model="openai/gone", judge_api_base=refusing)
-    assert "--no-preflight" in (caught.value.flag or "")
+    assert "--no-preflight" in caught.value.text(names_of(["traces", "score"]))
     assert set(scores().values()) == {None}
     judge = ["--judge-model", "openai/gone", "--judge-api-base", refusing]
     done = CliRunner().invoke(group, ["traces", "score", "--rubric", "kind.yaml", "--store", "s.db", *judge])

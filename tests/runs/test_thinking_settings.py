@@ -11,8 +11,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.cli.main import command_of, group
-from assay.cli.shared import message_of
+from assay.cli.main import group
 from assay.commands.compile import Compile
 from assay.commands.judge_compile import CompileJudge
 from assay.commands.judge_score import score_rows
@@ -275,7 +274,7 @@ def test_the_command_line_names_the_flag_and_the_nearest_word(project: dict[str,
         (["--thinking", "-1"], "--thinking: must be at least 0 tokens; 0 is off"),
     ):
         ended = CliRunner().invoke(group, [*command, *flags], standalone_mode=False)
-        assert message_of(ended.exception, command_of(["evaluate"])).startswith(message)
+        assert ended.exception.text(ended.exception.names).startswith(message)
 
 
 def test_a_judges_budget_is_declared_for_the_judge() -> None:

@@ -20,8 +20,9 @@ from trained import put_training
 
 from assay.deployment.deployments import Deployments
 from assay.judges.questions import known_questions
-from assay.reports.compiled import CompilePage, Decision
+from assay.reports.compiled import CompilePage
 from assay.reports.files import write_report
+from assay.reports.sides import Decision
 from assay.reports.training_log import TrainingLog
 from assay.traces import Store
 from assay.traces.store import tables as schema

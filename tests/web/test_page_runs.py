@@ -53,8 +53,8 @@ def test_the_reason_of_a_failure_names_flags(store: Store, tmp_path: Path) -> No
     store.put_run("broken", kind="tune", config={"program": "p"}, status="failed", started_at=NOW)
     store.flush()
     (tmp_path / "runs" / "broken").mkdir(parents=True)
-    (tmp_path / "runs" / "broken" / "failure.txt").write_text("max_calls=90: set sizes={'val': N}")
-    assert "--max-calls 90: set --val-size N" in read(store, "/runs/broken", where=tmp_path / "page.db")
+    (tmp_path / "runs" / "broken" / "failure.txt").write_text("`max_calls=90`: lower `val_size`")
+    assert "--max-calls 90: lower --val-size" in read(store, "/runs/broken", where=tmp_path / "page.db")
 
 
 def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:

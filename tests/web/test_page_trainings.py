@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
-from assay.cli.main import command_of
-from assay.cli.shared import in_flags
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
@@ -219,15 +216,14 @@ def test_a_report_of_a_fine_tuning_compares_each_task_of_its_two_runs(store: Sto
     assert text.count('class="task line"') == 6
 
 
-def test_a_report_names_the_flags_of_its_command(store: Store, tmp_path: Path) -> None:
-    words = partial(in_flags, command=command_of(["train", "grpo"]))
-    fields: dict[str, Any] = {"alarms": ["raise max_completion=…"], "notes": ["beta=0.1 has no effect"]}
+def test_a_report_names_settings_without_backticks(store: Store, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"alarms": ["raise `max_completion=…`"], "notes": ["`beta=0.1` has no effect"]}
     report = PolicyReport("m+a", tmp_path, PolicySettings(), curves={"reward": {1: 0.1}}, **fields)
-    report.write_own_page(words)
-    file = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db", words=words)
+    report.write_own_page()
+    file = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db")
     for text in (file.read_text(), (tmp_path / "training.html").read_text()):
-        assert "raise --max-completion<" in text
-        assert "--beta 0.1 has no effect" in text
+        assert "raise max_completion=…<" in text
+        assert "beta=0.1 has no effect" in text
 
 
 def test_a_report_of_a_long_training_is_below_its_limit(store: Store, tmp_path: Path) -> None:

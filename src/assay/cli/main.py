@@ -3,6 +3,7 @@
 click splits words, and checks nothing. Exit codes are 2 for wrong usage and 1 for a failure.
 """
 
+import ast
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import MISSING, dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 
@@ -23,8 +25,6 @@ from assay.cli.shared import (
     REPORTED,
     Console,
     echo_line,
-    in_flags,
-    message_of,
     print_json,
     refused_by_command,
     stdout_apart,
@@ -243,8 +243,7 @@ class _Run:
                 if store := parsed.get("store"):
                     stack.enter_context(default_store(str(store)))
                 known = options_of(self.command)
-                shown: dict[str, Any] = {"progress": Console()} if "progress" in known else {}
-                shown |= {"words": in_flags} if "words" in known else {}
+                shown: dict[str, Any] = {"progress": Console(names)} if "progress" in known else {}
                 shown |= {"stdout": context.meta.get("stdout")} if "stdout" in known else {}
                 if "on_start" in known:
                     shown["on_start"] = lambda report: _show(report, names, as_json=as_json)
@@ -260,7 +259,7 @@ class _Run:
                     return
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
-                    report.write_page(page, store=getattr(settings, "store", None), words=in_flags)
+                    report.write_page(page, store=getattr(settings, "store", None))
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names
@@ -283,7 +282,7 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
         if not isinstance(line, str):
             rich_console().print(_drawn(line))
             continue
-        text = line if report.is_data else in_flags(spoken(line, names))
+        text = line if report.is_data else spoken(line, names)
         if report.is_list:
             echo_line(text)
         else:
@@ -309,8 +308,35 @@ def _drawn(table: "Table") -> Any:
     return drawn
 
 
-def _flag(options: Mapping[str, "Option"], name: str) -> str:
-    return options[name].flag_name if name in options else name
+def _flag(options: Mapping[str, "Option"], setting: str) -> str:
+    """A setting as it is typed: `max_calls` as `--max-calls`, `resume=True` as `--resume`; others as they are."""
+    name, equals, value = setting.partition("=")
+    if (option := options.get(name)) is None:
+        return setting
+    flag = option.flag_name
+    if value in ("False", "None"):
+        off = switch(option).partition("/")[2] if option.type is bool else ""
+        return off or f"no {flag}"
+    if not equals or value in ("True", "…"):
+        return flag
+    return " ".join(f"{flag} {text}" for text in _typed(option, value)) or f"no {flag}"
+
+
+def _typed(option: "Option", value: str) -> list[str]:
+    """The repr of a value as it is typed on the command line, once for each time that its flag is given."""
+    try:
+        parsed = ast.literal_eval(value)
+    except (ValueError, SyntaxError):  # a word that stands for a value, such as NAME
+        return [value]
+    if isinstance(parsed, Mapping):
+        return [f"{name}={item}" for name, item in parsed.items()]
+    items = parsed if isinstance(parsed, list | tuple) else [parsed]
+    # with quotes where a text alone would not be seen, or would break the line
+    texts = [
+        repr(item) if isinstance(item, str) and not (item.strip() and item.isprintable()) else str(item)
+        for item in items
+    ]
+    return [",".join(texts)] if option.flag.commas else texts
 
 
 def _parameter(
@@ -454,8 +480,8 @@ def _report_end(ctx: click.Context, error: BaseException) -> None:
 
 
 def _reason_of(error: BaseException) -> str:
-    command = command_of(sys.argv[1:])
-    return message_of(error, command) if isinstance(error, AssayError) else in_flags(str(error), command)
+    """An error as the command line prints it."""
+    return error.text(error.names) if isinstance(error, AssayError) else spoken(str(error), names_of(sys.argv[1:]))
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -521,6 +547,12 @@ def command_of(arguments: list[str]) -> Any:
         if isinstance(command, click.Group):
             command = command.get_command(None, argument) or command  # type: ignore[arg-type]
     return command
+
+
+def names_of(arguments: list[str]) -> Names:
+    """How settings are written on the command line of the command that the arguments call."""
+    run = command_of(arguments).callback
+    return partial(_flag, run.options) if isinstance(run, _Run) else str
 
 
 def how_to_continue(arguments: list[str]) -> str:

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from assay.cli.main import command_of, switch
-from assay.cli.shared import in_flags
+from assay.cli.main import command_of, names_of, switch
 from assay.commands import COMMANDS, SHORT_FORMS, command_class, long_form
+from assay.errors import spoken
 from assay.models.defaults import DEFAULT_MODEL
 from assay.support.options import options_of
 
@@ -47,10 +47,10 @@ def run_command(kind: str, config: Mapping[str, Any], *, store: str | None = Non
     return _line([*words, *(("--store", store) if store else ())])
 
 
-def words_of_run(kind: str, config: Mapping[str, Any], text: str) -> str:
-    """A message of a run with the flags of its command in place of Python arguments."""
-    command = command_of(name.split()) if (name := _command(kind, config)) in _KNOWN else None
-    return text if command is None else in_flags(text, command)
+def spoken_by_run(kind: str, config: Mapping[str, Any], text: str) -> str:
+    """A message of a run, whose settings are named as on the command line of its command."""
+    name = _command(kind, config)
+    return spoken(text, names_of(name.split()) if name in _KNOWN else str)
 
 
 def _command(kind: str, config: Mapping[str, Any]) -> str:

@@ -25,39 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CollectReport(ScoredRuns):
-    """What `collect` returns: one evaluation over all rollouts. `resumed`: how many of them an earlier process made."""
+    """What `collect` returns: one evaluation over all rollouts."""
 
+    run: str
     rollouts: int
-    resumed: int
+    kept_from_before: int
+    groups_with_spread: int
     curriculum: Mapping[str, Any] | None  # see `assay.datasets.schedule.Schedule.report`
 
-    def to_dict(self) -> dict[str, Any]:
-        samples = self.evaluation._samples.values()
-        spread = [len({round(s.value, 9) for s in group}) > 1 for group in samples if len(group) > 1]
-        return {
-            "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.resumed,
-            "tasks": len(self.evaluation.results), "groups_with_spread": sum(spread), **super().to_dict(),
-            "curriculum": self.curriculum,
-        }  # fmt: skip
-
     def lines(self) -> Iterator[str | Table]:
-        from assay.reports.markdown import curriculum_lines, models_text
+        from assay.reports.markdown import curriculum_lines
         from assay.support.numbers import calls_text, figure, price
 
-        data = self.to_dict()
         rows = [
-            ("run", data["run"]),
-            ("rollouts, from earlier runs", f"{data['rollouts']}, {data['kept_from_before']}"),
-            ("tasks, groups with nonzero variance", f"{data['tasks']}, {data['groups_with_spread']}"),
-            ("mean score", figure(data["result"]["score"])),
-            ("LM calls", calls_text(data["calls"], data["cached"])),
-            ("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}"),
+            ("run", self.run),
+            ("rollouts, from earlier runs", f"{self.rollouts}, {self.kept_from_before}"),
+            ("tasks, groups with nonzero variance", f"{self.tasks}, {self.groups_with_spread}"),
+            ("mean score", figure(self.result["score"])),
+            ("LM calls", calls_text(self.calls, self.cached)),
+            ("tokens, dollars", f"{self.tokens:,}, {price(self.cost_usd)}"),
         ]
         yield Table(title=f"{self.program}: rollouts collected", rows=rows)
-        if text := models_text(data):
-            yield f"LM calls by model: {text}"
-        yield from curriculum_lines(data["curriculum"])
-        yield from self.limiting_lines(data)
+        yield from self.called()
+        yield from curriculum_lines(self.curriculum)
+        yield from self.limits()
 
 
 def _turns(turns: Sequence[Mapping[str, Any] | str]) -> list[Mapping[str, Any]]:
@@ -168,11 +159,13 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
             if collection.schedule is not None:
                 collection.notes += collection.schedule.notes()
             called = job.models()
+        evaluation = collection.evaluation
+        groups = [group for group in evaluation._samples.values() if len(group) > 1]
         return CollectReport(
-            program=config.program, evaluation=collection.evaluation, meter=job.session.meter, run_id=job.run_id,
-            rollouts=len(collection.evaluation.runs), resumed=collection.resumed, stopped=collection.stopped,
-            curriculum=curriculum, notes=collection.notes, unrecorded=job.session.recorder.unrecorded,
-            dropped_rows=job.store.not_stored, rows=job.rows, called=called,
+            result=job.priced(evaluation), tasks=len(evaluation.results), program=config.program, evaluation=evaluation,
+            run=job.run_id, rollouts=len(evaluation.runs), kept_from_before=collection.resumed,
+            groups_with_spread=sum(len({round(sample.value, 9) for sample in group}) > 1 for group in groups),
+            curriculum=curriculum, stopped=collection.stopped, notes=collection.notes, **job.spent(called),
         )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """`assay compare`: two programs or artifacts, paired, task by task."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -10,125 +9,70 @@ from assay.commands.evaluate import Evaluate, EvaluationReport, evaluate
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
 from assay.runs.groups import JobSettings, Sampled, Source, State
+from assay.runs.job_report import EndedReport
 from assay.support.numbers import counted, figure
 from assay.support.options import Flag, function_of, options_of
-from assay.support.report import Report, Table, Words
+from assay.support.report import OBJECT, Table
+from assay.support.values import json_value
 
 if TYPE_CHECKING:
-    from assay.evaluation import Gain
+    from assay.reports.files import Page
+    from assay.traces import Store
 
 _CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CompareReport(Report):
-    """What `compare` returns. `gain`: score of `b` minus score of `a`. `models`, `states`: those of each side."""
+class CompareReport(EndedReport):
+    """What `compare` returns. `gain`: score of `b` minus score of `a`."""
 
-    names: tuple[str, str]
-    models: tuple[str, str]
-    a: EvaluationReport
-    b: EvaluationReport
-    gain: "Gain"
-    states: tuple[str | None, str | None] = (None, None)
-
-    def to_dict(self) -> dict[str, Any]:
-        a, b = self.a.evaluation.scores, self.b.evaluation.scores
-        tasks = [
-            {"task": task, "a": _or_none(a.get(task)), "b": _or_none(b.get(task))} for task in dict.fromkeys([*a, *b])
-        ]
-        sides = {
-            side: {
-                "program": name,
-                "state": state,
-                "model": model,
-                **report.to_dict()["result"],
-                "models": report.called.get("models", []),
-            }
-            for side, name, state, model, report in zip(
-                "ab", self.names, self.states, self.models, (self.a, self.b), strict=True
-            )
-        }
-        both = {
-            key: [report.to_dict()[key] for report in (self.a, self.b)]
-            for key in ("calls", "cached", "tokens", "cost_usd", "unrecorded")
-        }
-        spent: dict[str, Any] = {key: None if None in values else sum(values) for key, values in both.items()}
-        openings = self.b.openings or self.a.openings  # those of both sides, as one job
-        spent["test_openings"] = openings.to_dict() if openings else None
-        notes = list(dict.fromkeys([*self.a.notes, *self.b.notes]))
-        about = {
-            "gain": self.gain.to_dict(),
-            "split": self.a.split,
-            "tasks": tasks,
-            "notes": notes,
-            "data": self.a.rows.to_dict(),
-        }
-        return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
+    a: Mapping[str, Any]
+    b: Mapping[str, Any]
+    gain: Mapping[str, Any]
+    split: str
+    tasks: Sequence[Mapping[str, Any]]
+    calls: int
+    cached: int
+    tokens: int
+    cost_usd: float | None
+    unrecorded: int | None
+    evaluations: tuple[EvaluationReport, EvaluationReport] = field(metadata=OBJECT)
 
     def lines(self) -> Iterator[str | Table]:
-        from assay.datasets.rows import near_notes
-        from assay.reports.markdown import models_text, with_interval
-        from assay.runs.ending import advised
-        from assay.traces.store.sealing import openings_line
+        from assay.reports.markdown import gain_claim, models_text, with_interval
 
-        data = self.to_dict()
-        yield self._table(data)
+        yield self._table()
         for side in "ab":
-            if text := models_text(data[side]):
+            if text := models_text(getattr(self, side)):
                 yield f"LM calls by model of {side}: {text}"
-        paired = [task for task in data["tasks"] if task["a"] is not None and task["b"] is not None]
+        paired = [task for task in self.tasks if task["a"] is not None and task["b"] is not None]
         better, worse = sum(task["b"] > task["a"] for task in paired), sum(task["b"] < task["a"] for task in paired)
         yield f"b is better on {counted(better, 'tasks')}, worse on {worse}, level on {len(paired) - better - worse}"
-        gain = data["gain"]
-        verdict = (
-            "no significant difference"
-            if gain["mean"] is None or gain["low"] <= 0 <= gain["high"]
-            else "a gain"
-            if gain["low"] > 0
-            else "a loss"
-        )
-        yield f"gain of b: {with_interval(gain)}: {verdict}"
-        stopped = [f"stopped early: {advised(data['stopped'])}"] if data["stopped"] else []
-        for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
-            yield f"note: {note}"
-        if data["test_openings"]:
-            yield openings_line(data["test_openings"])
+        low, high = (0, 0) if self.gain["mean"] is None else (self.gain["low"], self.gain["high"])
+        yield f"gain of b: {with_interval(self.gain)}: {gain_claim(low, high)}"
+        yield from self.limits()
+        yield from self.opened()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
-        from assay.reports.files import (
-            ROWS,
-            called_facts,
-            opened_facts,
-            page_notes,
-            short_name,
-            spent_facts,
-            stopped_facts,
-            write_report,
-        )
+    def page_of(self, store: "Store") -> "Page":
+        from assay.reports.files import ROWS, Page, called_facts, ended_facts, short_name, spent_facts
         from assay.reports.sides import sides_of
-        from assay.traces import Store
 
-        data = self.to_dict()
-        with Store(store) as opened:
-            runs = self.a.run_id, self.b.run_id
-            evaluated = [side.evaluated(opened) for side in (self.a, self.b)]
-            sides = sides_of(opened, runs, *evaluated, rows=ROWS, better_first=False)
-            opened.put_report(path, *runs)
-        labels = {"First": data["a"], "Second": data["b"]}
+        runs = self.evaluations[0].run_id, self.evaluations[1].run_id
+        evaluated = [side.evaluated(store) for side in self.evaluations]
+        labels = {"First": self.a, "Second": self.b}
         called = [fact for label in labels for fact in called_facts(labels[label], f"{label}, LM calls by model")]
         facts = [
-            *((label, _side_text(side)) for label, side in labels.items()), ("Split", data["split"]),
-            *spent_facts(data), *called, *stopped_facts(data, words), *opened_facts(data),
+            *((label, _side_text(side)) for label, side in labels.items()), ("Split", self.split),
+            *spent_facts(vars(self)), *called, *ended_facts(vars(self)),
         ]  # fmt: skip
-        return write_report(
-            path, "report_compare.html", title=f"Comparison of {' and '.join(map(short_name, self.names))}",
-            facts=facts, sides=sides, notes=page_notes(data, words),
-        )  # fmt: skip
+        title = f"Comparison of {' and '.join(short_name(side['program']) for side in labels.values())}"
+        values = {"sides": sides_of(store, runs, *evaluated, rows=ROWS, better_first=False)}
+        return Page(template="report_compare.html", title=title, facts=facts, values=values, runs=runs)
 
-    def _table(self, data: dict[str, Any]) -> Table:
+    def _table(self) -> Table:
         from assay.reports.markdown import graded, tool_rows
 
-        a, b = data["a"], data["b"]
+        a, b = self.a, self.b
         rows = [
             ("program", a["program"], b["program"]),
             *([("state", a["state"] or "–", b["state"] or "–")] if a["state"] or b["state"] else []),
@@ -138,11 +82,11 @@ class CompareReport(Report):
             *tool_rows([a, b]),
             ("failed, unscored", f"{a['failed']}, {a['unscored']}", f"{b['failed']}, {b['unscored']}"),
         ]
-        title = f"{data['split']}, {counted(b['n'], 'tasks')}"
+        title = f"{self.split}, {counted(b['n'], 'tasks')}"
         return Table(title=title, header=("", "a", "b"), rows=rows, strong=("score",))
 
 
-def _side_text(side: dict[str, Any]) -> str:
+def _side_text(side: Mapping[str, Any]) -> str:
     state = f" with the state {side['state']}" if side["state"] else ""
     return f"{side['program']}{state}, {side['model']}"
 
@@ -182,7 +126,6 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
 
     def run(self) -> CompareReport:
         from assay.deployment.artifact import with_model_of
-        from assay.evaluation import paired_gain
         from assay.runs.arguments import check_state, resolve_lm
         from assay.sources.artifact_files import is_artifact
         from assay.traces.records import new_id
@@ -207,12 +150,35 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
         caps = {name: cap for name in _CAPS if (cap := getattr(self, name)) is not None}
         first = evaluate(a, **{**common, **models[0], "state": states[0], **_first_half(caps)})
         second = evaluate(b, **{**common, **models[1], "state": states[1], **_rest(caps, first)})
-        gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
-        files = [None if state is None else str(state) for state in states]
-        return CompareReport(
-            names=(str(a), str(b)), models=(first.called["model"], second.called["model"]), a=first, b=second,
-            gain=gain, states=(files[0], files[1]),
-        )  # fmt: skip
+        return _compared((a, b), states, (first, second))
+
+
+def _compared(
+    programs: tuple[Any, Any], states: tuple[Any, Any], evaluations: tuple[EvaluationReport, EvaluationReport]
+) -> CompareReport:
+    """The report of two evaluations of the same tasks."""
+    from assay.evaluation import paired_gain
+
+    first, second = evaluations
+    sides = [
+        {
+            "program": str(program), "state": None if state is None else str(state), "model": side.model, **side.result,
+            "models": side.models,
+        }
+        for program, state, side in zip(programs, states, evaluations, strict=True)
+    ]  # fmt: skip
+    scores = first.evaluation.scores, second.evaluation.scores
+    tasks = [{"task": task, "a": scores[0].get(task), "b": scores[1].get(task)} for task in {**scores[0], **scores[1]}]
+    spent = ("calls", "cached", "tokens", "cost_usd", "unrecorded")
+    used: dict[str, list[Any]] = {name: [getattr(side, name) for side in evaluations] for name in spent}
+    total: dict[str, Any] = {name: None if None in values else sum(values) for name, values in used.items()}
+    return CompareReport(
+        a=sides[0], b=sides[1], gain=paired_gain(*scores).to_dict(), split=first.split, tasks=json_value(tasks),
+        notes=list(dict.fromkeys([*first.notes, *second.notes])), data=first.data,
+        test_openings=second.test_openings or first.test_openings,  # those of both sides, as one job
+        stopped=first.stopped or second.stopped, evaluations=evaluations,
+        **total,
+    )  # fmt: skip
 
 
 def _first_half(caps: dict[str, Any]) -> dict[str, Any]:
@@ -222,8 +188,7 @@ def _first_half(caps: dict[str, Any]) -> dict[str, Any]:
 
 def _rest(caps: dict[str, Any], first: EvaluationReport) -> dict[str, Any]:
     """Caps of the second side: what the first has left of those of both."""
-    spent = first.to_dict() if caps else {}
-    return {name: max(0, cap - (spent[name.removeprefix("max_")] or 0)) for name, cap in caps.items()}
+    return {name: max(0, cap - (getattr(first, name.removeprefix("max_")) or 0)) for name, cap in caps.items()}
 
 
 def _check_loads(side: Any) -> None:
@@ -234,10 +199,6 @@ def _check_loads(side: Any) -> None:
 
     if isinstance(side, str | Path):
         _ = load_artifact(side) if is_artifact(side) else program_class(str(side))
-
-
-def _or_none(score: float | None) -> float | None:
-    return None if score is None or math.isnan(score) else score
 
 
 compare = function_of(Compare, "compare")

@@ -13,7 +13,7 @@ from assay.errors import AssayError, ConfigError, ModelError
 from assay.runs.groups import PromptJob, Source
 from assay.runs.job_report import JobReport
 from assay.support.options import Flag, function_of
-from assay.support.report import OBJECT, Table, Words
+from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
     from typing import Self
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from assay.evaluation.session import Measured
     from assay.optimizers import CompileOutcome
     from assay.optimizers.budget import Decisions
+    from assay.reports.files import Page
     from assay.runs.jobs import Job
     from assay.runs.planning import Request
+    from assay.traces import Store
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -108,25 +110,22 @@ class CompileReport(JobReport):
         if self.unproven:
             yield f"unproven program: {self.unproven}"
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def page_of(self, store: "Store") -> "Page":
         from assay.reports.compiled import compile_page
-        from assay.reports.files import ROWS, page_notes, short_name, spent_facts, stopped_facts, write_report
-        from assay.traces import Store
+        from assay.reports.files import ROWS, Page, ended_facts, short_name, spent_facts
         from assay.traces.store.listing import run_folder
 
-        data, name = self.to_dict(), short_name(self.config.program)
-        with Store(store) as opened:
-            # rows of the store, not of the report in memory: the page of a finished run can be written again
-            page = compile_page(opened, self.run_id, data, run_folder(store, self.run_id), rows=ROWS)
-            opened.put_report(path, self.run_id)
+        data = self.to_dict()
         facts = [
             ("Program", self.config.program), ("Model", self.config.model_name), ("Optimizer", self.optimizer),
             ("Winner", self.winner), *spent_facts(data), ("Of these, the search", f"{self.search_calls:,} LM calls"),
-            *stopped_facts(data, words), ("Artifact", str(self.artifact)),
+            *ended_facts({**data, "test_openings": None}), ("Artifact", str(self.artifact)),
         ]  # fmt: skip
-        return write_report(
-            path, "report_compile.html", title=f"Compile of {name}", facts=facts, page=page, run_id=self.run_id,
-            notes=page_notes(data, words),
+        # rows of the store, not of the report in memory: the page of a finished run can be written again
+        page = compile_page(store, self.run_id, data, run_folder(store.url, self.run_id), rows=ROWS)
+        return Page(
+            template="report_compile.html", title=f"Compile of {short_name(self.config.program)}", facts=facts,
+            values={"page": page, "run_id": self.run_id}, runs=[self.run_id],
         )  # fmt: skip
 
 
@@ -203,9 +202,6 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
     callers that decide themselves."""
     test: Annotated[bool, Flag(key=False, shown=False)] = True
     """Whether the report at the end includes the sealed test split."""
-    words: Annotated[Words, Flag(key=False, shown=False)] = str
-    """Changes the notes of the artifact's `report.md`; the command line puts its flags into them, in place of Python
-    arguments."""
 
     def check(self) -> None:
         if self.data is None and self.trainset is None and self.valset is None:
@@ -267,10 +263,10 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
 
             if outcome.stopped is None:
                 job.status = "done"
-            written = _artifacts(job, report(), place, self.words)
+            written = _artifacts(job, report(), place)
             if outcome.broken is not None:
                 raise ModelError(
-                    f"{outcome.broken}. What was searched is kept in {written['artifact']}; compile with resume=True "
+                    f"{outcome.broken}. What was searched is kept in {written['artifact']}; compile with `resume=True` "
                     "once the model answers"
                 )
             finished.keep(replace(report(), **written).to_dict())
@@ -321,11 +317,8 @@ def _report(
     job: "Job", config: Compile, outcome: "CompileOutcome", called: Mapping[str, Any], own_lm: Callable[[], Any]
 ) -> CompileReport:
     """The report without the artifact, which is written with it."""
-    unrecorded = job.session.recorder.unrecorded
-    test = {
-        name: None if part is None else unrecorded.priced(part.report())
-        for name, part in (("baseline", outcome.test_baseline), ("compiled", outcome.test_compiled))
-    }
+    sides = {"baseline": outcome.test_baseline, "compiled": outcome.test_compiled}
+    test = {name: None if side is None else job.priced(side) for name, side in sides.items()}
     return CompileReport(
         artifact=Path(), optimizer=config.optimizer, winner=outcome.winner, stopped=outcome.stopped,
         search_calls=job.session.meter.of("search").calls, replaces=outcome.replaces, failed=outcome.failed,
@@ -339,13 +332,12 @@ def _as_stored(stored: Mapping[str, Any], config: Compile, run_id: str) -> Compi
     """The report of a run that had already ended."""
     from assay.deployment import load_artifact
 
-    paths = {name: Path(stored[name]) for name in ("artifact", "unproven") if stored[name] is not None}
-    notes = list(stored["notes"])
+    report = CompileReport.read(stored, config=config, run_id=run_id)
     try:
-        load_artifact(paths["artifact"])
+        load_artifact(report.artifact)
     except AssayError as error:  # the report is complete without the program
-        notes.append(f"the artifact cannot be loaded here: {error}")
-    return CompileReport(**{**stored, **paths, "notes": notes, "config": config, "run_id": run_id})
+        return replace(report, notes=[*report.notes, f"the artifact cannot be loaded here: {error}"])
+    return report
 
 
 def _artifact_name(job: "Job", config: Compile) -> str:
@@ -386,7 +378,7 @@ def _announce(job: "Job", config: Compile, measured: "Measured | None") -> None:
     )
 
 
-def _artifacts(job: "Job", report: CompileReport, folder: Path, words: Words) -> dict[str, Any]:
+def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any]:
     """Writes the artifact of the result, and one of a winner on val that is unproven."""
     from assay.reports.files import short_name
     from assay.reports.markdown import markdown
@@ -401,9 +393,9 @@ def _artifacts(job: "Job", report: CompileReport, folder: Path, words: Words) ->
     )
     if outcome.unproven:
         beside = folder.with_name(f"{folder.name}-unproven")
-        text = markdown(replace(report, unproven=beside), title=title, about=about, words=words)
+        text = markdown(replace(report, unproven=beside), title=title, about=about)
         beside = keep_artifact(job, outcome.compiled, beside, result, text, unproven=True)
-    text = markdown(replace(report, unproven=beside), title=title, about=about, words=words)
+    text = markdown(replace(report, unproven=beside), title=title, about=about)
     return {"unproven": beside, "artifact": keep_artifact(job, outcome.result, folder, result, text)}
 
 

@@ -307,7 +307,7 @@ class _Run:
         if at.step in ("pool", "gates", "improve"):
             left_calls, left_usd = self._left(now)
             if (left_calls is not None and left_calls <= 0) or (left_usd is not None and left_usd <= 0):
-                return "the budget of seven days is used up (max_calls, max_cost_usd)"
+                return "the budget of seven days is used up (`max_calls`, `max_cost_usd`)"
         return None
 
     def _left(self, now: float, *, without: int | None = None) -> tuple[int | None, float | None]:
@@ -475,7 +475,7 @@ def _passed(pool: Mapping[str, Any], new: int) -> tuple[str, dict[str, Any]]:
     ]
     if pool["new_tasks"] < new:
         capped = f" of {pool['tasks']}" if "tasks beyond max_tasks" in pool["left_out"] else ""
-        hint = "; raise max_tasks of the pool, or lower min_new_tasks" if capped else ""
+        hint = "; raise `max_tasks` of the pool, or lower min_new_tasks" if capped else ""
         missing.append(f"new tasks are {pool['new_tasks']}{capped}, {new} are required{hint}")
     if missing:
         return WAITING, {"reason": "; ".join(missing), "gates": pool["gates"]}

@@ -1,66 +1,42 @@
 """`assay evaluate`: score a program or an artifact on one split."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
 from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
 from assay.runs.groups import ProgramJob, Sampled
+from assay.runs.job_report import JobReport
 from assay.support.options import Flag, Share, function_of
-from assay.support.report import Report, Table, Words
+from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
     from assay.datasets import Task
-    from assay.datasets.rows import RowFindings
     from assay.evaluation import Evaluation, Progress
-    from assay.models import Meter
-    from assay.models.unrecorded import Unrecorded
+    from assay.reports.files import Page
     from assay.runs.jobs import Job
     from assay.runs.planning import Request
+    from assay.traces import Store
     from assay.traces.store.evaluations import Evaluated
-    from assay.traces.store.sealing import Openings
     from assay.traces.store.store import StoreReads
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ScoredRuns(Report):
+class ScoredRuns(JobReport):
     """Scored runs of a program in one job."""
 
-    program: str
-    evaluation: "Evaluation"
-    meter: "Meter"
-    stopped: str | None
-    unrecorded: "Unrecorded"
-    dropped_rows: int
-    notes: Sequence[str]
-    run_id: str
-    rows: "RowFindings"
-    called: Mapping[str, Any]  # see `Job.models`
+    result: Mapping[str, Any]
+    tasks: int  # of the split; a cap may have ended the run before all of them were scored
+    program: str = field(metadata=OBJECT)
+    evaluation: "Evaluation" = field(metadata=OBJECT)
 
-    def to_dict(self) -> dict[str, Any]:
-        usage = self.meter.usage
-        return {
-            "result": self.unrecorded.priced(self.evaluation.report()), "data": self.rows.to_dict(),
-            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
-            "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
-            "stopped": self.stopped, "notes": list(self.notes),
-            "model": self.called.get("model"), "models": self.called.get("models", []),
-            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
-        }  # fmt: skip
+    def limits(self) -> Iterator[str]:
+        """Also failed runs."""
+        from assay.reports.markdown import failure_lines
 
-    def limiting_lines(self, data: Mapping[str, Any]) -> Iterator[str]:
-        """What limits the result: failed runs, calls that were not recorded, notes."""
-        from assay.datasets.rows import near_notes
-        from assay.reports.markdown import failure_lines, gap_lines
-        from assay.runs.ending import advised
-
-        yield from failure_lines(data["result"], is_error=True)
-        yield from gap_lines(data)
-        stopped = [f"stopped early: {advised(data['stopped'])}"] if data["stopped"] else []
-        for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
-            yield f"note: {note}"
+        yield from failure_lines(self.result, is_error=True)
+        yield from super().limits()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,66 +44,39 @@ class EvaluationReport(ScoredRuns):
     """What `evaluate` returns."""
 
     split: str
+    held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
     alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
     # by criterion, see `assay.runs.correction.corrected_means`
     corrected: Mapping[str, dict[str, Any]]
-    openings: "Openings | None"  # of the test split
-    tasks: int  # of the split; a cap may have ended the run before all of them were scored
-    held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **super().to_dict(), "split": self.split, "tasks": self.tasks, "held_out": self.held_out,
-            "alarms": list(self.alarms), "corrected": dict(self.corrected),
-            "test_openings": self.openings.to_dict() if self.openings else None,
-        }  # fmt: skip
+    run_id: str = field(metadata=OBJECT)
 
     def lines(self) -> Iterator[str | Table]:
-        from assay.reports.markdown import models_text
-        from assay.traces.store.sealing import openings_line
-
-        data = self.to_dict()
-        yield self._table(data)
-        if text := models_text(data):
-            yield f"LM calls by model: {text}"
-        for name, corrected in data["corrected"].items():
+        yield self._table()
+        yield from self.called()
+        for name, corrected in self.corrected.items():
             yield (
                 f"{name}, corrected by {corrected['n_people']} human labels: {corrected['mean']:.3f}, 95 % "
                 f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
                 f"(verdicts alone {corrected['verdicts_alone']:.3f})"
             )
-        if data["test_openings"]:
-            yield openings_line(data["test_openings"])
-        yield from self.limiting_lines(data)
+        yield from self.opened()
+        yield from self.limits()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
-        from assay.reports.files import (
-            opened_facts,
-            page_notes,
-            scores_of,
-            short_name,
-            spent_facts,
-            stopped_facts,
-            write_report,
-        )
-        from assay.traces import Store
+    def page_of(self, store: "Store") -> "Page":
+        from assay.reports.files import Page, ended_facts, scores_of, short_name, spent_facts
 
-        data = self.to_dict()
-        result = data["result"]
-        with Store(store) as opened:
-            scores = scores_of(opened, self.run_id, self.evaluated(opened))
-            opened.put_report(path, self.run_id)
+        data, result = vars(self), self.result
         score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
             result["score"], *result["interval"]
         )  # fmt: skip
         facts = [
             ("Score, 95 % interval", score),
             ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
-            *spent_facts(data), *stopped_facts(data, words), *opened_facts(data),
+            *spent_facts(data), *ended_facts(data),
         ]  # fmt: skip
-        return write_report(
-            path, "report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
-            scores=scores, notes=page_notes(data, words),
+        return Page(
+            template="report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
+            values={"scores": scores_of(store, self.run_id, self.evaluated(store))}, runs=[self.run_id],
         )  # fmt: skip
 
     def evaluated(self, store: "StoreReads") -> "Evaluated":
@@ -150,11 +99,11 @@ class EvaluationReport(ScoredRuns):
             runs=sorted(run for part in parts for run in part.runs),
         )
 
-    def _table(self, data: Mapping[str, Any]) -> Table:
+    def _table(self) -> Table:
         from assay.reports.markdown import graded, thinking_row, tool_rows, type_label
         from assay.support.numbers import calls_text, counted, figure, price
 
-        result = data["result"]
+        result = self.result
         score = "– (nothing could be scored)"
         if result["score"] is not None:
             score = "{:.3f}  95 % [{:.3f}, {:.3f}]".format(result["score"], *result["interval"])
@@ -166,12 +115,12 @@ class EvaluationReport(ScoredRuns):
             *((f"  {type_label(kind)}", figure(mean)) for kind, mean in types.items()),
             *tool_rows([result]),
             ("failed runs, unscored", f"{result['failed']}, {result['unscored']}"),
-            ("LM calls, with the preflight's", calls_text(data["calls"], data["cached"])),
+            ("LM calls, with the preflight's", calls_text(self.calls, self.cached)),
             *([("thinking tokens a run", thinking_row(thinking))] if thinking is not None else []),
-            ("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}"),
+            ("tokens, dollars", f"{self.tokens:,}, {price(self.cost_usd)}"),
         ]
-        finished = f"{counted(result['n'], 'tasks')}{' finished' if data['stopped'] else ''}"
-        title = f"{self.program} on {data['split']}, {finished}"
+        finished = f"{counted(result['n'], 'tasks')}{' finished' if self.stopped else ''}"
+        title = f"{self.program} on {self.split}, {finished}"
         return Table(title=title, rows=rows, strong=() if result["score"] is None else ("score",))
 
 
@@ -194,19 +143,19 @@ class EvaluationOutput(WithPage, ScoredOutput):
         super().finish(command, report)
         if self.dry_run or self.fail_under is None:
             return
-        if problem := _below(report.to_dict(), self.fail_under):
+        if problem := _below(report, self.fail_under):
             raise AssayError(f"the score {problem} `fail_under` {self.fail_under:g}")
 
 
-def _below(data: dict[str, Any], least: float) -> str:
+def _below(report: EvaluationReport, least: float) -> str:
     """Why a score does not meet a threshold; empty if it does. The score of a part of the tasks meets none."""
     from assay.support.numbers import counted
 
-    score, scored, tasks = data["result"]["score"], data["result"]["n"], data["tasks"]
+    score, scored = report.result["score"], report.result["n"]
     if score is None:
         return "is missing and cannot meet"
-    if data["stopped"] and scored < tasks:
-        return f"{score:.3f} is of {scored} of {counted(tasks, 'tasks')} ({data['stopped']}) and cannot meet"
+    if report.stopped and scored < report.tasks:
+        return f"{score:.3f} is of {scored} of {counted(report.tasks, 'tasks')} ({report.stopped}) and cannot meet"
     return f"{score:.3f} is below" if score < least else ""
 
 
@@ -281,10 +230,9 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
             shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms), "test_openings": openings, **called}
             FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
         return EvaluationReport(
-            program=config.program, evaluation=evaluation, meter=job.session.meter, split=split, stopped=stopped,
-            unrecorded=job.session.recorder.unrecorded, dropped_rows=job.store.not_stored, alarms=alarms,
-            corrected=corrected, openings=job.openings, notes=notes, run_id=job.run_id, rows=job.rows, tasks=len(tasks),
-            called=called, held_out=split in SEALED and not used,
+            result=job.priced(evaluation), tasks=len(tasks), program=config.program, evaluation=evaluation, split=split,
+            held_out=split in SEALED and not used, alarms=alarms, corrected=corrected, run_id=job.run_id,
+            stopped=stopped, notes=notes, **job.spent(called),
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from assay.commands.groups import InStore, NewArtifact, Reported, Trusting
 from assay.errors import ConfigError
 from assay.runs.groups import ParameterJob
 from assay.support.options import function_of
-from assay.support.report import OBJECT, Report, Table, Words
+from assay.support.report import OBJECT, Report, Table
 
 if TYPE_CHECKING:
     from assay.optimizers.parameters.impact import Impact as Effects
@@ -65,7 +65,7 @@ class ImpactReport(Report):
             yield f"LM calls by model: {text}"
         yield f"written: {self.page or self.folder}"
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         from assay.support.places import write_whole
 
         write_whole(path, b"" if self.page is None else self.page.read_bytes())

@@ -9,14 +9,15 @@ from assay.commands.groups import InStore, NewArtifact, Reported
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.runs.groups import PromptJob, Source
+from assay.runs.job_report import EndedReport
 from assay.support.options import Flag, Parse, Positive
-from assay.support.report import Report, Table, Words
+from assay.support.report import Table
 
 STEPS = ("prompts", "sft", "grpo")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ImproveReport(Report):
+class ImproveReport(EndedReport):
     """What `improve` returns.
 
     Attributes:
@@ -37,17 +38,8 @@ class ImproveReport(Report):
     data: Mapping[str, Any] = field(default_factory=dict)
     models: Sequence[Mapping[str, Any]] = ()
 
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> "ImproveReport":
-        """From the output of `to_dict`."""
-        return cls(**{**stored, "artifact": Path(stored["artifact"]) if stored["artifact"] else None})
-
     def lines(self) -> Iterator[str | Table]:
-        from assay.datasets.rows import near_notes
-        from assay.reports.markdown import models_text
         from assay.reports.training import in_numbers, interval
-        from assay.runs.ending import advised
-        from assay.traces.store.sealing import openings_line
 
         rows = [
             (step["step"], interval(step["gate"]), "kept" if step["kept"] else "not kept", step.get("model", ""))
@@ -55,17 +47,14 @@ class ImproveReport(Report):
         ]
         yield Table(title="steps", header=("step", "gate, paired 95 %", "", "model"), rows=rows)
         yield from (f"note: {step['step']}: {step['note']}" for step in self.steps if step.get("note"))
-        stopped = [f"stopped early: {advised(self.stopped)}"] if self.stopped else []
-        yield from (f"note: {note}" for note in [*self.notes, *near_notes(self.data), *stopped])
+        yield from self.limits()
         if self.test:
             title, header = f"sealed tasks, {self.test['before']['n']}", ("", "start", "end", "gain, paired 95 %")
             yield Table(title=title, header=header, rows=list(in_numbers({"test": self.test})))
         elif not any(step["kept"] for step in self.steps):
             yield "no step was kept, so there is nothing to compare: the program is unchanged"
-        if self.test_openings:
-            yield openings_line(dict(self.test_openings))
-        if text := models_text(vars(self)):
-            yield f"LM calls by model: {text}"
+        yield from self.opened()
+        yield from self.called()
         yield f"model: {self.model}"
         if self.artifact is not None:  # not yet while its own page is written
             yield f"artifact: {self.artifact}"
@@ -98,8 +87,6 @@ class ImproveSettings(Reported, InStore, NewArtifact, PromptJob):
     """Retention task: a program, rubric and data whose score grpo must not lower; repeatable."""
     monitor: Annotated[Source | None, Flag(metavar="R", path=True)] = None
     """Monitor rubric: scores the rollouts of grpo, but gives no reward."""
-    words: Annotated[Words, Flag(key=False, shown=False)] = str
-    """Changes alarms and notes of the pages of trainings and of `report.md`."""
 
     def check(self) -> None:
         from assay.support.names import one_of

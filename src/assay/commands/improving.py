@@ -260,11 +260,11 @@ class Improvement:
         if resume and not state_file.is_file() and self.report_file.is_file():
             stored = json.loads(self.report_file.read_text(encoding="utf-8"))
             if stored["job"] == self.job:
-                return ImproveReport.of(stored["report"])
+                return ImproveReport.read(stored["report"])
         if resume and state_file.is_file():  # without a state there is nothing to resume, and a new one begins
             self._remember(json.loads(state_file.read_text(encoding="utf-8")))
             ended = self._ended.report(self.progress)
-            return ImproveReport.of(ended) if ended is not None else None
+            return ImproveReport.read(ended) if ended is not None else None
         check_name(self.settings)
         for adapter in adapter_names(self.settings):
             remove_training(adapter)  # an abandoned one of an earlier improvement with the same name
@@ -282,7 +282,7 @@ class Improvement:
                 f"the improvement {self.name!r} was begun with other settings: resume with the same, or take another "
                 "name"
             )
-        self.report, self.opens_as = ImproveReport.of(state["report"]), state["opens_as"]
+        self.report, self.opens_as = ImproveReport.read(state["report"]), state["opens_as"]
         self.candidate = tuple(state["candidate"]) if state["candidate"] else None
         self.plan = ImprovePlan.of(state["plan"]) if state["plan"] else None
 
@@ -370,7 +370,7 @@ class Improvement:
         for step, options in (("sft", self.settings.sft), ("grpo", self.settings.grpo)):
             if options and step not in self.order:
                 self.report.notes.append(
-                    f"{step}={dict(options)!r} has no effect: order={','.join(self.order)!r} has no such step"
+                    f"`{step}={dict(options)!r}` has no effect: `order={','.join(self.order)}` has no such step"
                 )
         for line in plan.lines(self.caps):
             self.progress.say(line)
@@ -475,7 +475,7 @@ class Improvement:
         out = self.folder / f"prompts-{at + 1}"
         remove_folder(out, self.owner)  # of an interrupted process; the replay makes it again
         report = compile_program(
-            self.report.program, out=out, gate=False, test=False, words=self.settings.words,
+            self.report.program, out=out, gate=False, test=False,
             **self._same, **{**self._capped(), "model": self.report.model},
         )  # fmt: skip
         stopped, unchanged = report.stopped, report.winner == "baseline"
@@ -518,7 +518,7 @@ class Improvement:
             parameters.pop("temperature", None)  # `grpo` has its own
             return train(
                 self.report.program, name=name, resume=begun, retention=list(self.settings.retention),
-                monitor=self.settings.monitor, test=False, words=self.settings.words, **self._same,
+                monitor=self.settings.monitor, test=False, **self._same,
                 **{**options, "parameters": parameters, **settings},
             )  # fmt: skip
 
@@ -636,7 +636,7 @@ class Improvement:
             self._now(models=job.models(self._runs)["models"])
             kept = {"steps": self.report.steps, "test": self.report.test}
             about = f"Improved in the steps {', '.join(self.order)}."
-            text = markdown(self.report, title=self.name, about=about, words=self.settings.words)
+            text = markdown(self.report, title=self.name, about=about)
             artifact = keep_artifact(job, job.recorded, place, kept, text)
         self._now(artifact=artifact, program=str(artifact))  # intermediate versions are deleted with the folder
         if self.report.stopped is not None:

@@ -12,7 +12,7 @@ from assay.errors import ConfigError, NoArtifact
 from assay.runs.project_file import is_of_project
 from assay.support.numbers import counted
 from assay.support.options import Flag, Positive, Seed, Settings, function_of
-from assay.support.report import Report, Table, Words
+from assay.support.report import Report, Table
 from assay.support.terminal import ask, echo, rich_console
 
 if TYPE_CHECKING:
@@ -296,16 +296,16 @@ class CardReport(Report):
         yield agreement_table(self.card)
         yield from card_lines(self.card)
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         from assay.reports.cards import card_page
-        from assay.reports.files import opened_facts, short_name, spent_facts, stopped_facts, write_report
+        from assay.reports.files import ended_facts, short_name, spent_facts, write_report
 
         spec, result, labels = self.manifest["judge"], self.manifest["result"], self.manifest["labels"]
         facts = [
             ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", self.manifest["model"]),
             ("Compiled", f"{self.manifest['created_at']} with {result['optimizer']}, winner {result['winner']}"),
             ("Labels", ", ".join(f"{name} {count}" for name, count in labels["sizes"].items())),
-            *opened_facts(result), *spent_facts(result), *stopped_facts(result, str),
+            *spent_facts(result), *ended_facts(result),
         ]  # fmt: skip
         title = f"Reliability card of {spec['text'][:80] or short_name(self.judge)}"
         page = card_page(self.card)

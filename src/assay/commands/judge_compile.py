@@ -37,6 +37,7 @@ from assay.runs.groups import (
     Resumable,
     Threads,
 )
+from assay.runs.job_report import EndedReport
 from assay.support.numbers import counted, figure, signed
 from assay.support.options import Count, Flag, Parse, function_of
 from assay.support.report import OBJECT, Table
@@ -57,7 +58,7 @@ UNPROVEN = "no proof that it agrees better: the baseline is kept; the unproven j
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class JudgeReport(JudgedReport):
+class JudgeReport(JudgedReport, EndedReport):
     """What `compile_judge` returns.
 
     Attributes:
@@ -81,15 +82,11 @@ class JudgeReport(JudgedReport):
     winner: str
     replaces: bool
     gate: Mapping[str, Any] | None
-    stopped: str | None
     sizes: Mapping[str, int]
     ceiling: Mapping[str, Any] | None
     test: Mapping[str, Any]
-    test_openings: Mapping[str, int] | None
     card: Mapping[str, Any]
     candidates: Sequence[Mapping[str, Any]]
-    notes: Sequence[str]
-    data: Mapping[str, Any]
     search_calls: int
     outcome: "JudgeOutcome" = field(metadata=OBJECT)
 
@@ -112,11 +109,8 @@ class JudgeReport(JudgedReport):
         return [(key, shortened(value)) for key, value in facts.items()]
 
     def lines(self) -> Iterator[str | Table]:
-        from assay.datasets.rows import near_notes
         from assay.reports.markdown import cost_words, gain_claim, why_sealed
-        from assay.runs.ending import advised
         from assay.support.numbers import calls_text
-        from assay.traces.store.sealing import openings_line
 
         before, after, card = self.test["baseline"], self.test["compiled"], self.card
         if before and after:
@@ -130,21 +124,18 @@ class JudgeReport(JudgedReport):
             measure = self.objective.replace("_", " ")
             yield f"gain in {measure}: {_gain_text(gain)}{claim}; in accuracy: {_gain_text(accuracy)}"
             yield from card_lines(card, reported=after["undefined"])
-            if self.test_openings:
-                yield openings_line(self.test_openings)
+            yield from self.opened()
         else:
             if card:
                 yield agreement_table(card)
                 yield from card_lines(card)
-            yield why_sealed(self.to_dict())
+            yield why_sealed(vars(self))
         if self.gate:
             verdict = "the compiled judge replaces the baseline" if self.replaces else UNPROVEN
             yield f"gate ({counted(self.gate['n'], 'items')}): {_gain_text(self.gate)}: {verdict}"
         calls = calls_text(self.calls, self.cached)
         yield f"winner: {self.winner}; LM calls: {calls}, {cost_words(self.cost_usd)}"
-        stopped = [f"stopped early: {advised(self.stopped)}"] if self.stopped else []
-        for note in [*self.notes, *near_notes(self.data), *stopped]:
-            yield f"note: {note}"
+        yield from self.limits()
         for name, path in (("artifact", self.artifact), ("unproven judge", self.unproven)):
             if path and path != Path():
                 yield f"{name}: {path}"
@@ -412,8 +403,7 @@ def _as_stored(judge: "Judge", stored: Mapping[str, Any]) -> JudgeReport:
         stopped=stored["stopped"], gain=stored["test"]["gain"], accuracy_gain=stored["test"]["accuracy_gain"],
         notes=stored["notes"],
     )  # fmt: skip
-    places = {key: Path(stored[key]) if stored[key] else None for key in ("artifact", "unproven")}
-    return JudgeReport(**{**stored, **places, "card": _shown_card(stored["card"])}, outcome=outcome)
+    return JudgeReport.read({**stored, "card": _shown_card(stored["card"])}, outcome=outcome)
 
 
 def _shown_card(card: Mapping[str, Any]) -> ReportDict:

@@ -109,7 +109,7 @@ class LoopSettings(Settings):
             raise ConfigError(f"must be compile, improve or FILE.py:FUNCTION, not {self.method!r}", field="method")
         if self.min_new_tasks > self.pool.max_tasks:
             raise ConfigError(
-                f"must be at most max_tasks of the pool ({self.pool.max_tasks}), not {self.min_new_tasks}: a pool "
+                f"must be at most `max_tasks` of the pool ({self.pool.max_tasks}), not {self.min_new_tasks}: a pool "
                 "never has more new tasks than tasks",
                 field="min_new_tasks",
             )

@@ -17,7 +17,7 @@ from assay.models.limits import DEFAULT_S
 from assay.runs.groups import Budget, Model, Source, State
 from assay.support.numbers import counted
 from assay.support.options import Flag, Seconds, function_of
-from assay.support.report import Report, Words
+from assay.support.report import Report
 from assay.support.terminal import echo
 from assay.support.values import json_text, json_value, value_text
 
@@ -125,7 +125,7 @@ class Predictor(Trusting, InStore, Model):
             artifact.model if artifact and own is None else DEFAULT_MODEL if own is None else own.model
         )
         if name == DEFAULT_MODEL and artifact is None and self.model is None:
-            say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
+            say(f"model: {DEFAULT_MODEL}, the default; `model=NAME` names another")
         salt = resolve_salt(None, self.store, artifact=salt_in(artifact)) if salt_in(artifact) else None
         with opened_store(self.store, SilentProgress()) as opened:
             if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
@@ -319,7 +319,6 @@ class RunProgram(Reported, Predictor):
     rename: Annotated[Mapping[str, str], Flag(metavar="COLUMN=NAME", key=False)] = field(default_factory=dict)
     """Rename a column of `file`."""
     stdout: Annotated[Any, Flag(key=False, shown=False)] = None
-    words: Annotated[Words, Flag(key=False, shown=False)] = str
 
     def check(self) -> None:
         if bool(self.inputs) == (self.file is not None):
@@ -414,7 +413,7 @@ class RunProgram(Reported, Predictor):
             return {**identity, **dict(predict(renamed(row, self.rename, place), where=place).items())}
         except Exception as error:
             at = re.search(r"\d+$", place)
-            return {"line": int(at[0]) if at else 0, "error": self.words(error_text(error))}
+            return {"line": int(at[0]) if at else 0, "error": error_text(error)}
 
 
 class Called:

@@ -19,7 +19,6 @@ from assay.support.options import Flag, Positive, function_of, options_of
 if TYPE_CHECKING:
     from assay.evaluation import Progress
     from assay.optimizers.finetuning.sft import SFTReport
-    from assay.traces.store.sealing import Openings
 
     Trained: TypeAlias = SFTReport
 else:
@@ -111,7 +110,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
                 report.validation[self.program] = compare_models(
                     self.program, (self.model, report.name),
                     {**measured, "seed": self.seed, "progress": progress, "preflight": True},
-                    on_open=lambda opened: report.test_openings.update({str(self.program): opened.to_dict()}),
+                    on_open=lambda opened: report.test_openings.update({str(self.program): dict(opened)}),
                 )  # fmt: skip
             run.keep(report.to_dict())
         return report
@@ -152,7 +151,7 @@ def check_comparison(program: str, settings: Mapping[str, Any], *, progress: "Pr
 
 def compare_models(
     program: str, models: tuple[str, str], settings: Mapping[str, Any], *,
-    on_open: "Callable[[Openings], Any] | None" = None,
+    on_open: "Callable[[Mapping[str, int]], Any] | None" = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Compares a program under two models on the sealed test split.
 
@@ -173,8 +172,8 @@ def compare_models(
     for mode in MODES:
         common["parameters"] = {**settings.get("parameters", {}), **({"temperature": 0.1} if mode == "greedy" else {})}
         before, after = (evaluate(program, model=model, **common) for model in models)
-        if on_open is not None and after.openings is not None:
-            on_open(after.openings)
+        if on_open is not None and after.test_openings is not None:
+            on_open(after.test_openings)
         results[mode] = {**compared(before.evaluation, after.evaluation), "runs": [before.run_id, after.run_id]}
     return results
 

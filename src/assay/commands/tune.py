@@ -22,7 +22,7 @@ from assay.runs.job_report import JobReport
 from assay.support.names import one_of
 from assay.support.options import Count, Flag, Positive, function_of, options_of
 from assay.support.presets import apply_preset
-from assay.support.report import OBJECT, Table, Words
+from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
     from typing import Self
@@ -209,8 +209,8 @@ class TuneReport(JobReport):
         ]
         return Table(title="Pareto front", header=("trial", *self.objectives, "parameters"), rows=rows)
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
-        from assay.reports.files import opened_facts, short_name, spent_facts, stopped_facts, write_report
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
+        from assay.reports.files import ended_facts, short_name, spent_facts, write_report
         from assay.reports.studies import tuned_page, tuned_words
 
         data = self.to_dict()
@@ -218,12 +218,12 @@ class TuneReport(JobReport):
         trials = f"{self.trials}, {self.complete} complete, {self.pruned} pruned, {self.failed} failed"
         facts = [
             ("Program", self.config.program), ("Model", self.config.model_name), ("Best parameters", best),
-            ("Trials", trials), *spent_facts(data), *stopped_facts(data, words), *opened_facts(data),
+            ("Trials", trials), *spent_facts(data), *ended_facts(data),
             ("Artifact", str(self.artifact)),
         ]  # fmt: skip
         return write_report(
             path, "report_study.html", title=f"Agent parameters of {short_name(self.config.program)}", facts=facts,
-            page=tuned_page(data), result=tuned_words(data), notes=list(map(words, self.notes)),
+            page=tuned_page(data), result=tuned_words(data), notes=self.notes,
         )  # fmt: skip
 
 
@@ -390,8 +390,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
             finished = job.finished({"apply": self.apply})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                paths = {name: Path(path) for name in ("artifact", "unproven", "page") if (path := stored[name])}
-                return TuneReport(**{**stored, **paths, "config": config})
+                return TuneReport.read(stored, config=config)
             for artifact in (*config.also, *([] if self.apply is None else [self.apply])):
                 program_at(job, Point(str(artifact), {}), config)  # refused now, not after the preflight or the search
             name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
@@ -694,11 +693,11 @@ def _check_caps(job: "Job", config: Tune, pair: "Usage") -> None:
     if config.method != "optuna" or available >= needed or job.session.recorder.resumed:
         return
     caps = ", ".join(
-        f"{name}={cap}" for name in ("max_calls", "max_search_calls") if (cap := getattr(config, name)) is not None
+        f"`{name}={cap}`" for name in ("max_calls", "max_search_calls") if (cap := getattr(config, name)) is not None
     )
     raise ConfigError(
         f"{caps}: this leaves {available:.0f} calls for the search, and two trials of "
-        f"{val} val tasks take about {needed}. Raise max_calls to {2 * needed} or more, or set sizes={{'val': N}} to "
+        f"{val} val tasks take about {needed}. Raise `max_calls` to {2 * needed} or more, or lower `val_size` to "
         "fewer tasks"
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.tasks import Task
-from assay.errors import DataError
+from assay.errors import DataError, unspoken
 from assay.support.names import nearest
 from assay.support.package import CONTENT
 
@@ -141,7 +141,7 @@ def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str],
                         own += 1
                         yield _marked(task, stage)
         except DataError as error:
-            raise DataError(f"{stage.where_from}: stage {stage.name!r}: {error}", flag=error.flag) from None
+            raise DataError(f"{stage.where_from}: stage {stage.name!r}: {unspoken(error)}") from None
         if not matched:
             raise selection.nothing()
         if not own:
@@ -156,8 +156,7 @@ def _spec_of(stage: Stage, data: str | None) -> str:
     if spec is None or (stage.data is None and spec.startswith(PREFIX)):
         raise DataError(
             f"{stage.where_from}: the stage {stage.name!r} names no data, and the command was given none: add "
-            "'data' to the stage, or give the data that its filter selects from",
-            flag="--data D",
+            "'data' to the stage, or give `data`, which its filter selects from"
         )
     if spec.startswith(PREFIX):
         raise DataError(
@@ -227,5 +226,5 @@ def check_stages(curriculum: Curriculum, parts: Mapping[str, Sequence[Task]], sp
             if not any(stage_of(task.metadata) == stage.name for task in parts[split]):
                 raise DataError(
                     f"{stage.where_from}: the stage {stage.name!r} has no {split} task: add tasks to it, or take more "
-                    f"of them with sizes={{{split!r}: N}}"
+                    "of them"
                 )

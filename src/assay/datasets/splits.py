@@ -321,9 +321,9 @@ def load_tasks(
         DataError: the dataset is empty, or a row cannot be read.
     """
     if inputs is not None and (isinstance(inputs, str) or not isinstance(inputs, Collection)):
-        raise ConfigError(f"inputs={inputs!r} must be a list of the names of input columns, or None")
+        raise ConfigError(f"`inputs={inputs!r}` must be a list of the names of input columns, or None")
     if rename is not None and not isinstance(rename, Mapping):
-        raise ConfigError(f"rename={rename!r} must be a mapping from a column's name to its new name, or None")
+        raise ConfigError(f"`rename={rename!r}` must be a mapping from a column's name to its new name, or None")
     tasks: list[Task] = []
     for task in _tasks(spec, inputs, rename):
         if limit is not None and len(tasks) >= limit:
@@ -470,7 +470,7 @@ def collect_splits(
             else DataError(
                 f"{spec}: no task fell into {', '.join(empty)} ({counted(rows, 'rows')}; "
                 f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
-                "Add tasks (size=… of generated ones), or name the split of each task in a column 'split'."
+                "Add tasks (`size=…` of generated ones), or name the split of each task in a column 'split'."
             )
         )
     ordered = sorted((order, name, task) for name, members in chosen.items() for order, task in members)

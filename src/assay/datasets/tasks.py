@@ -260,6 +260,5 @@ def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]
     """Error for a row that lacks inputs of the program; lists the columns of the row."""
     return DataError(
         f"{where}: the program's input {list(missing)} is missing; the columns are {sorted(map(str, columns))}. "
-        "Rename columns: rename={'COLUMN': 'NAME'}",
-        flag="--rename COLUMN=NAME",
+        "Rename columns: `rename={'COLUMN': 'NAME'}`"
     )

@@ -320,7 +320,7 @@ def save_artifact(
             written = _place(ready, folder)
     except OSError as error:
         raise ArtifactError(
-            f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…"
+            f"cannot write the artifact to {folder}: {error}. Choose another folder with `out=…`"
         ) from error
     state = json.loads(texts["program.json"])
     if wants_trust(entries, state) or any(named_in(place, content) for place, content in (rubric or {}).items()):
@@ -373,7 +373,9 @@ def check_place(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()
     except OSError as error:
-        raise NoArtifact(f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…") from error
+        raise NoArtifact(
+            f"cannot write the artifact to {folder}: {error}. Choose another folder with `out=…`"
+        ) from error
 
 
 def _place(ready: Path, folder: Path) -> Path:

@@ -202,7 +202,8 @@ class Reading:
 
 
 SCORED_BY = (
-    "score them with rubric=…; where its checks compare expected outputs, the calls of the agent need them (expected=…)"
+    "score them with `rubric=…`; where its checks compare expected outputs, the calls of the agent need them "
+    "(expected=…)"
 )
 
 

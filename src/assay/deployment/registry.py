@@ -306,7 +306,7 @@ class Registry:
         """
         check_name(alias, "alias", plain=True)
         if alias.isdecimal():
-            raise ConfigError(f"alias={alias!r} must not be a number, which names a version")
+            raise ConfigError(f"`alias={alias!r}` must not be a number, which names a version")
         version = self.version(name)
         with writing(self.engine, "the alias") as connection:
             lock_version(connection, version.agent, version.number)

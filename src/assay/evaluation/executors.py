@@ -321,7 +321,7 @@ class RayExecutor:
                 if not working and cap is None:
                     raise ModelError(
                         "every host of the Ray cluster is gone; what was finished is in the store. "
-                        "Continue with resume=True"
+                        "Continue with `resume=True`"
                     )
                 for reference in self.ray.wait(list(working), num_returns=1)[0] if working else ():
                     task, host = working.pop(reference)

@@ -78,8 +78,7 @@ def require_answers(runs: Sequence[ScoredRun]) -> None:
     example = "" if count == len(runs) else ", such as"
     raise ProgramFailed(
         f"the program failed on each of the first {len(runs)} tasks{example}: {reason}{how}. "
-        "preflight=False skips this check",
-        flag="--no-preflight",
+        "`preflight=False` skips this check"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
+from assay.errors import spoken
 from assay.support.terminal import escaped
 
 Advance = Callable[[int], None]
@@ -19,7 +20,7 @@ class Progress(Protocol):
     """Receives the lines and progress bars of a job. Both methods are called from several threads."""
 
     def say(self, text: str) -> None:
-        """One line for the user."""
+        """One line for the user. Settings are in backticks, see `assay.errors.spoken`."""
 
     def bar(self, name: str, total: int | None) -> AbstractContextManager[Advance]:
         """Opens a progress bar.
@@ -52,7 +53,7 @@ class NotebookProgress(Progress):
         self._tqdm, self._lock = tqdm, threading.Lock()
 
     def say(self, text: str) -> None:
-        self._tqdm.write(escaped(text), file=sys.stdout)
+        self._tqdm.write(escaped(spoken(text, str)), file=sys.stdout)
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Advance]:

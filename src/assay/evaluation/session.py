@@ -39,7 +39,7 @@ from assay.traces.listening import replacing
 from assay.traces.messages.endings import ending_of
 from assay.traces.places import OpenRollout, current_open_rollout, note_carried
 
-CONTINUES = "What was run is kept; after fixing the cause, continue with resume=True"
+CONTINUES = "What was run is kept; after fixing the cause, continue with `resume=True`"
 
 
 @dataclass(frozen=True)

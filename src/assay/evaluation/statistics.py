@@ -246,7 +246,7 @@ def tasks_needed(difference: float, *, spread: float = WORST_SPREAD) -> int:
         spread: standard deviation of the paired differences, see `spread_of`.
     """
     if not 0 < difference <= 1:
-        raise ConfigError(f"difference={difference!r} must be above 0 and at most 1")
+        raise ConfigError(f"`difference={difference!r}` must be above 0 and at most 1")
 
     def shows(tasks: int) -> bool:
         return detectable_difference(tasks, spread=spread) <= difference

@@ -415,8 +415,7 @@ def _content(
     if not any(name in content for name in outputs) or ("output_a" in content) != ("output_b" in content):
         raise DataError(
             f"{where}: expected the judged content in 'output', or in 'output_a' and 'output_b'; the row has "
-            f"{sorted(row)}. Rename a column: rename={{'answer': 'output'}}",
-            flag="--rename answer=output",
+            f"{sorted(row)}. Rename a column: `rename={{'answer': 'output'}}`"
         )
     return content, {key: value for key, value in fields.items() if key not in judged}
 

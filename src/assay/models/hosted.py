@@ -132,18 +132,18 @@ def error_reason(error: BaseException, key: str = "api_key_env", *, base: str = 
     """
     if keys := missing_keys(error):
         model = getattr(error, "model", None) or "the provider"
-        return f"{model} needs an API key: set {' or '.join(keys)}, or name the variable that has it ({key})"
+        return f"{model} needs an API key: set {' or '.join(keys)}, or name the variable that has it (`{key}`)"
     text = str(error).strip().rstrip(".")
     if is_refused(error):
         model = getattr(error, "model", None) or getattr(error.__cause__, "model", None) or ""
         start = _START.get(model.partition("/")[0], "")
-        return f"{text}: no server listens there. Start it{start}, or correct its address ({base})"
+        return f"{text}: no server listens there. Start it{start}, or correct its address (`{base}`)"
     if (status := getattr(error, "status", None)) in (401, 403):  # the client's own advice follows in paragraphs
         said = text.partition("\n")[0].rstrip(".")
-        return f"{said}: the server refused the key. Name the variable that has the right one ({key})"
+        return f"{said}: the server refused the key. Name the variable that has the right one (`{key}`)"
     if status == 404:
         return (
-            f"{text}: the server has no such model or path. Check the model's name, and that the address ({base}) "
+            f"{text}: the server has no such model or path. Check the model's name, and that the address (`{base}`) "
             "ends as the server documents it, mostly with /v1"
         )
     return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"

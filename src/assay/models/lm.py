@@ -206,12 +206,12 @@ def _check_client(model: Any, client: Mapping[str, Any]) -> None:
 def _check_numbers(temperature: Any, max_tokens: Any, num_retries: Any, seed: Any) -> None:
     is_number = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
     if temperature is not None and not (is_number and 0 <= temperature < math.inf):
-        raise ConfigError(f"temperature={temperature!r} must be a finite number at least 0, or None")
+        raise ConfigError(f"`temperature={temperature!r}` must be a finite number at least 0, or None")
     for name, value, least in (("max_tokens", max_tokens, 1), ("num_retries", num_retries, 0), ("seed", seed, 0)):
         if name != "num_retries" and value is None:
             continue
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name}={value!r} must be an integer at least {least}")
+            raise ConfigError(f"`{name}={value!r}` must be an integer at least {least}")
 
 
 def _over(engine: RecordingEngine, name: str, thinking: Thinking | None, **settings: Any) -> LanguageModel:
@@ -227,7 +227,7 @@ def _require_provider(name: str) -> None:
     if not has_provider(name):
         near = nearest(provider, ("embedded", *_PROVIDERS)) if "/" in name else None
         raise ConfigError(
-            f"model {name!r} names no provider: write openai/{name} for an OpenAI-compatible server at api_base, "
+            f"model {name!r} names no provider: write openai/{name} for an OpenAI-compatible server at `api_base`, "
             "embedded/NAME, or PROVIDER/NAME (anthropic/…, ollama_chat/…)."
             + (f" Did you mean {name.replace(provider, near, 1)!r}?" if near else "")
         )

@@ -367,10 +367,9 @@ class Meter:
             return
         if amount > cap and not value and not held:
             raise ConfigError(
-                f"max_{'cost_usd' if unit == 'dollars' else unit}={cap:g} is less than one call may take: "
+                f"`max_{'cost_usd' if unit == 'dollars' else unit}={cap:g}` is less than one call may take: "
                 f"{counted(amount, unit)} for its prompt, and for its answer if the request limits its length. "
-                "Raise the cap",
-                flag=f"--max-{'cost-usd' if unit == 'dollars' else unit}",
+                "Raise the cap"
             )
         if kept and value < cap:  # the search's part of the cap is spent, the rest is not
             raise BudgetExceeded(

@@ -36,7 +36,7 @@ class Price:
         except (TypeError, ValueError):
             prompt = answer = math.nan
         if not (0 <= prompt < math.inf and 0 <= answer < math.inf):
-            raise ConfigError(f"price={value!r} {_RULE}")
+            raise ConfigError(f"`price={value!r}` {_RULE}")
         return cls(prompt, answer)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:

@@ -74,12 +74,11 @@ def check_address(address: str | None, name: str = "api_base", instead: str = ""
     if "@" in netloc or credential is not None:
         secret = "user or password" if "@" in netloc else f"key (?{credential}=…)"
         variable = f"{name.removesuffix('api_base')}api_key_env"
-        advice = instead or f"put the key into an environment variable, and name it with {variable}"
-        flag = "" if name.isupper() else f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{name} must hold no {secret}, which would be stored and shown with it: {advice}", flag=flag)
+        advice = instead or f"put the key into an environment variable, and name it with `{variable}`"
+        raise ConfigError(f"`{name}` must hold no {secret}, which would be stored and shown with it: {advice}")
     if "://" not in address and address != PROVIDER and name.endswith("api_base"):
         scheme = "http" if is_local(address) else "https"
-        raise ConfigError(f"{name}={address!r} is not a URL: write {scheme}://{address}")
+        raise ConfigError(f"`{name}={address!r}` is not a URL: write {scheme}://{address}")
 
 
 def check_variables(model: str) -> None:

@@ -48,7 +48,7 @@ class ThinkingError(ConfigError):
     """
 
     def __init__(self, value: Any, reason: str, advice: str = "", *, setting: str = "thinking") -> None:
-        text = f"{setting}={value!r}{reason}"
+        text = f"`{setting}={value!r}`{reason}"
         super().__init__(f"{text}. {advice}" if advice else text)
         self.value, self.reason = value, reason
 

@@ -70,7 +70,7 @@ class Decisions:
     def __post_init__(self) -> None:
         if not 0 < self.difference <= 1:
             raise ConfigError(
-                f"difference={self.difference!r} must be above 0 and at most 1: "
+                f"`difference={self.difference!r}` must be above 0 and at most 1: "
                 "the smallest gain in mean score that is to be shown"
             )
 

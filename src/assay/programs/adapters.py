@@ -121,7 +121,7 @@ def checked_format(name: Any) -> str:
         ConfigError: it is none.
     """
     if not isinstance(name, str) or name not in ADAPTERS:
-        raise ConfigError(f"prompt_format={name!r} {one_of(name, ADAPTERS)}")
+        raise ConfigError(f"`prompt_format={name!r}` {one_of(name, ADAPTERS)}")
     return name
 
 

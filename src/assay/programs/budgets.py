@@ -66,7 +66,8 @@ def _check_call(predictor: Any, lm: Any, adapter: Any, thinking: Thinking) -> No
     try:
         check_thinking(lm, left)
     except ThinkingError as error:
-        error.flag = error.flag if limits else "--prompt-format json"
+        if not limits:
+            error.hint = "Or use `prompt_format='json'`, in which the field of the thoughts is limited"
         raise
 
 

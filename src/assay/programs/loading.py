@@ -61,7 +61,7 @@ def saved_program_hint(path: Path) -> str | None:
     if path.suffix == ".json":
         return (
             f"{str(path)!r} is not a program; if it is the state of one, give it beside its class: file.py:Class with "
-            f"state={str(path)!r}"
+            f"`state={str(path)!r}`"
         )
     if path.suffix in (".pkl", ".pickle") or (path / "program.pkl").is_file():
         return _pickled(path)
@@ -76,7 +76,8 @@ def _pickled(path: Path) -> str:
     )
     return (
         f"{str(path)!r} is a pickle, which is not loaded: it can run any code. If you trust it, load it in Python with "
-        f"{how}, save its state with program.save('state.json'), and give that as the state (state=…) of file.py:Class"
+        f"{how}, save its state with program.save('state.json'), and give that as the state (`state=…`) of "
+        "file.py:Class"
     )
 
 
@@ -84,28 +85,30 @@ def _read(path: Path) -> dict[str, Any]:
     """The JSON object of a file. Raises `ProgramError` for any other file, with what it is."""
     if path.is_dir():
         if (path / "manifest.json").is_file():
-            raise ProgramError(f"state={str(path)!r} is an artifact: give its folder as the program, without a state")
-        raise ProgramError(saved_program_hint(path) or f"state={str(path)!r} is a folder, not a file of program.save()")
+            raise ProgramError(f"`state={str(path)!r}` is an artifact: give its folder as the program, without a state")
+        raise ProgramError(
+            saved_program_hint(path) or f"`state={str(path)!r}` is a folder, not a file of program.save()"
+        )
     if path.suffix in (".pkl", ".pickle"):
         raise ProgramError(_pickled(path))
     try:
         if path.stat().st_size > _LARGEST:
-            raise ProgramError(f"state={str(path)!r} is larger than {_LARGEST >> 20} MiB: not the state of a program")
+            raise ProgramError(f"`state={str(path)!r}` is larger than {_LARGEST >> 20} MiB: not the state of a program")
         state = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ProgramError(f"state: {no_such_file(path)}") from None
     except OSError as error:
-        raise ProgramError(f"state={str(path)!r} cannot be read: {error.strerror or error}") from None
+        raise ProgramError(f"`state={str(path)!r}` cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise ProgramError(
-            f"state={str(path)!r} is not JSON; a state is what program.save('state.json') wrote"
+            f"`state={str(path)!r}` is not JSON; a state is what program.save('state.json') wrote"
         ) from None
     if isinstance(state, dict) and "kind" in state and {"state", "members", "inner"} & state.keys():
-        raise ProgramError(f"state={str(path)!r} is a part of an artifact: give the artifact's folder as the program")
+        raise ProgramError(f"`state={str(path)!r}` is a part of an artifact: give the artifact's folder as the program")
     metadata = state.get("metadata", {}) if isinstance(state, dict) else None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("dependency_versions", {}), dict):
         raise ProgramError(
-            f"state={str(path)!r} is not the state of a program: program.save('state.json') writes an object with an "
+            f"`state={str(path)!r}` is not the state of a program: program.save('state.json') writes an object with an "
             "entry for each predictor"
         )
     return dict(state)

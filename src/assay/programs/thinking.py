@@ -281,7 +281,7 @@ class LimitsThoughts:
                 )
             elif not thinking.is_off:
                 reason = f"{lm.model} is not known to take a schema that limits it"
-                advice = "Name a server that does (api_base=…), or a model that thinks by itself"
+                advice = "Name a server that does (`api_base=…`), or a model that thinks by itself"
             raise ThinkingError(thinking.value, f" cannot be kept in the field {name!r}: {reason}", advice)
         field, tokens = signature.output_fields[name], thinking.limit or 0
         if field.annotation is not str:

@@ -15,7 +15,7 @@ from assay.errors import AssayError
 from assay.reports.changes import Change, changes_of
 from assay.reports.charts import Line, lines_chart, share_bar
 from assay.reports.markdown import MORE_TASKS, why_sealed
-from assay.reports.sides import Sides, gain_in_words, sides_of
+from assay.reports.sides import Decision, Sides, gain_in_words, sides_of, tone_of
 from assay.reports.texts import Budget, Clipped, pretty
 from assay.sources.artifact_files import read_json
 from assay.traces.messages.dialects import chat_messages
@@ -28,34 +28,6 @@ from assay.traces.store.store import StoreReads
 _PHASES = ("test", "gate")  # whose evaluations are those of the baseline and the result, the most important first
 _LINES = 24  # of the search history
 _CANDIDATES, _DEMOS, _CALLS = 60, 20, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """A sentence on a split. `tone` is `better`, `worse` or empty."""
-
-    split: str
-    text: str
-    tone: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CandidateRow:
-    """A candidate of the search.
-
-    Attributes:
-        n: tasks of val that it ran, which is `share` of those that all candidates ran.
-    """
-
-    name: str
-    version: str
-    n: int
-    score: float | None
-    expected: float | None
-    dropped: str
-    is_winner: bool
-    share: float = 0.0
-    bar: Markup = field(default_factory=Markup)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +44,7 @@ class CompilePage:
 
     decisions: list[Decision] = field(default_factory=list)
     openings: str = ""
-    candidates: list[CandidateRow] = field(default_factory=list)
+    candidates: list[dict[str, Any]] = field(default_factory=list)  # those of the report, see `_rows`
     more_candidates: int = 0
     history: Markup = field(default_factory=Markup)
     settings: list[tuple[str, str, str]] = field(default_factory=list)
@@ -173,7 +145,7 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
     else:
         yield Decision(
             split="gate",
-            text=f"{gain_in_words(_Gain(gate))} "
+            text=f"{gain_in_words(gate)} "
             + (
                 "The compiled program replaces the baseline: the whole interval is above zero."
                 if report.get("replaces")
@@ -182,23 +154,11 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
             tone="better" if report.get("replaces") else "worse",
         )
     if test.get("gain"):
-        before, after = test["baseline"], test["compiled"]
-        gain = _Gain(test["gain"])
-        yield Decision(
-            split="test",
-            text=f"{_score(before)} before, {_score(after)} after. {gain_in_words(gain, report['test_openings'])}",
-            tone="better" if gain.low > 0 else "worse" if gain.high < 0 else "",
-        )
+        before, after, gain = test["baseline"], test["compiled"], test["gain"]
+        text = f"{_score(before)} before, {_score(after)} after. {gain_in_words(gain, report['test_openings'])}"
+        yield Decision(split="test", text=text, tone=tone_of(gain))
     else:
         yield Decision(split="test", text=why_sealed(report))
-
-
-class _Gain:
-    """A stored `Gain`, without the import of numpy."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self.n, self.mean = data["n"], data["mean"] if data["mean"] is not None else 0.0
-        self.low, self.high = data["low"], data["high"]
 
 
 def _score(evaluation: Mapping[str, Any]) -> str:
@@ -215,8 +175,11 @@ def _openings(report: Mapping[str, Any]) -> str:
 # -- the search history
 
 
-def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | None) -> list[CandidateRow]:
-    """The candidates, the baseline and the winner first, then by expected score."""
+def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The candidates, the baseline and the winner first, then by expected score.
+
+    Each also has `is_winner`, and `share` and `bar` of the tasks of val that all candidates ran.
+    """
 
     def rank(candidate: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
         value = candidate.get("expected")
@@ -225,16 +188,12 @@ def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | N
         return candidate is not winner, not is_baseline, -(value if value is not None else -1.0), -(candidate["n"] or 0)
 
     total = sum(candidate["n"] or 0 for candidate in candidates) or 1
-    shares = {id(candidate): (candidate["n"] or 0) / total for candidate in candidates}
-    return [
-        CandidateRow(
-            name=str(candidate["name"]), version=str(candidate["version"]), n=candidate["n"] or 0,
-            score=candidate.get("val_score"), expected=candidate.get("expected"),
-            dropped=str(candidate.get("dropped") or ""), is_winner=candidate is winner,
-            share=shares[id(candidate)], bar=share_bar(shares[id(candidate)]),
-        )
-        for candidate in sorted(candidates, key=rank)[:_CANDIDATES]
-    ]  # fmt: skip
+    rows = []
+    for candidate in sorted(candidates, key=rank)[:_CANDIDATES]:
+        share = (candidate["n"] or 0) / total
+        shown = {"n": candidate["n"] or 0, "is_winner": candidate is winner, "share": share, "bar": share_bar(share)}
+        rows.append({"val_score": None, "expected": None, "dropped": None, **candidate, **shown})
+    return rows
 
 
 def _history(

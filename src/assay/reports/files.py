@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from assay.datasets.rows import near_notes
-from assay.errors import ConfigError
+from assay.errors import ConfigError, spoken
 from assay.reports.markdown import cost_words, models_text
 from assay.reports.rendering import page_environment, stylesheet
 from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
 from assay.support.numbers import calls_text
 from assay.support.places import is_other_file, write_whole
-from assay.support.report import Words
 from assay.traces.store.evaluations import Evaluated
 from assay.traces.store.sealing import openings_line
 from assay.traces.store.store import StoreReads
@@ -31,6 +30,22 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, str]
 ROWS = 300  # tasks in one file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The page of a job's report, without its notes.
+
+    Attributes:
+        template, title, facts: see `write_report`; `values` are the further values of the template.
+        runs: ids of the runs that it shows, by which an erasure finds it.
+    """
+
+    template: str
+    title: str
+    facts: Sequence[Fact]
+    values: Mapping[str, Any]
+    runs: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +103,14 @@ def scores_of(store: StoreReads, run_id: str, evaluated: Evaluated, *, rows: int
 
 
 def write_report(
-    path: str | Path, template: str, *, title: str, facts: Sequence[tuple[str, str]], **values: Any
+    path: str | Path, template: str, *, title: str, facts: Sequence[Fact], notes: Sequence[str] = (), **values: Any
 ) -> Path:
     """Writes a report.
 
     Args:
         template: a file in `templates`, which extends `report.html`.
         facts: names and texts of the list at its top.
+        notes: sentences at its end.
     Raises:
         ConfigError: the file cannot be written, or it exists and its name does not end in `.html`.
         WriteFailed: the disk is full.
@@ -104,7 +120,8 @@ def write_report(
     style = stylesheet().decode()
     digest = base64.b64encode(sha256(style.encode()).digest()).decode()
     text = _environment().get_template(template).render(
-        title=title, facts=facts, style=Markup(style), style_sha256=digest, **values
+        title=title, facts=facts, notes=[spoken(note, str) for note in notes], style=Markup(style),
+        style_sha256=digest, **values,
     )  # fmt: skip
     write_whole(path, text.encode("utf-8", "replace"))
     return Path(path)
@@ -126,17 +143,16 @@ def called_facts(data: Mapping[str, Any], label: str = "LM calls by model") -> l
     return [(label, text)] if (text := models_text(data)) else []
 
 
-def stopped_facts(data: Mapping[str, Any], words: Words = str) -> list[Fact]:
-    return [("Stopped early", words(str(data["stopped"])))] if data["stopped"] else []
+def ended_facts(data: Mapping[str, Any]) -> list[Fact]:
+    """What ended the job early, and how often the test split was opened."""
+    stopped = [("Stopped early", spoken(str(data["stopped"]), str))] if data["stopped"] else []
+    opened = [("Test split", openings_line(data["test_openings"]))] if data.get("test_openings") else []
+    return [*stopped, *opened]
 
 
-def opened_facts(data: Mapping[str, Any]) -> list[Fact]:
-    return [("Test split", openings_line(data["test_openings"]))] if data["test_openings"] else []
-
-
-def page_notes(data: Mapping[str, Any], words: Words = str) -> list[str]:
+def page_notes(data: Mapping[str, Any]) -> list[str]:
     """What limits the result, as the command prints it."""
-    return [words(note) for note in (*data.get("alarms", ()), *data["notes"], *near_notes(data["data"]))]
+    return [*data.get("alarms", ()), *data["notes"], *near_notes(data["data"])]
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import Any
 
 from assay.reports.texts import readable
 from assay.support.numbers import counted, price, signed
-from assay.support.report import Report, Table, Words
+from assay.support.report import Report, Table
 
 MORE_TASKS = "More gate tasks can show a smaller gain: four times as many halve the interval."
 
@@ -110,19 +110,18 @@ def why_sealed(report: Mapping[str, Any]) -> str:
     return "The sealed test was not opened: the baseline is the best that was found, so it is kept."
 
 
-def markdown(report: Report, *, title: str, about: str, words: Words = str) -> str:
+def markdown(report: Report, *, title: str, about: str) -> str:
     """The page `report.md` of an artifact: what people see of a report, as Markdown.
 
     Args:
         about: a paragraph under the title.
-        words: changes the texts, such as Python arguments to flags.
     """
     parts, items = [f"# {title}", about], list[str]()
     for line in report.lines():
         if isinstance(line, str) and line.startswith("note: "):
-            items.append(f"- {words(line.removeprefix('note: '))}")
+            items.append(f"- {line.removeprefix('note: ')}")
         else:
-            parts.append(words(line) if isinstance(line, str) else _table(line))
+            parts.append(line if isinstance(line, str) else _table(line))
     return "\n\n".join([*parts, *(["## Notes", "\n".join(items)] if items else [])]) + "\n"
 
 

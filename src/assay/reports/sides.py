@@ -59,7 +59,7 @@ class Sides:
 
     before: Evaluated
     after: Evaluated
-    gain: Any
+    gain: Mapping[str, Any]  # `Gain.to_dict()`
     criteria: list[Difference]
     types: list[Difference]
     tasks: list[TaskChange]
@@ -76,8 +76,7 @@ class Sides:
 
     @property
     def tone(self) -> str:
-        """`better` or `worse` where the interval excludes zero, else empty."""
-        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else ""
+        return tone_of(self.gain)
 
 
 def sides_of(
@@ -99,7 +98,7 @@ def sides_of(
     return Sides(
         before=before,
         after=after,
-        gain=paired_gain(before.scores, after.scores, level=level),
+        gain=paired_gain(before.scores, after.scores, level=level).to_dict(),
         criteria=differences_by_part(*(by_criterion(of) for of in grades), level=level),
         types=differences_by_part(by_type(before), by_type(after), level=level),
         tasks=tasks[:rows],
@@ -215,11 +214,28 @@ def by_type(evaluated: Evaluated) -> dict[str, dict[str, float]]:
     return scores if len(scores) > 1 else {}
 
 
-def gain_in_words(gain: Any, openings: Mapping[str, int] | None = None) -> str:
+def gain_in_words(gain: Mapping[str, Any], openings: Mapping[str, int] | None = None) -> str:
     """What a paired difference says: a gain, a loss, or that neither is shown; on the sealed test with its openings."""
-    if gain is None or not gain.n:
+    if not gain["n"]:
         return "No task was scored in both."
-    if gain.n < FEWEST_TASKS:
-        return f"{signed(gain.mean)} on {counted(gain.n, 'tasks')}, too few for an interval."
-    words = gain_claim(gain.low, gain.high, openings)
-    return f"{signed(gain.mean)} on {gain.n} tasks, 95 % interval {signed(gain.low)} to {signed(gain.high)}: {words}."
+    if gain["n"] < FEWEST_TASKS or gain["low"] is None:
+        return f"{signed(gain['mean'])} on {counted(gain['n'], 'tasks')}, too few for an interval."
+    interval = f"95 % interval {signed(gain['low'])} to {signed(gain['high'])}"
+    claim = gain_claim(gain["low"], gain["high"], openings)
+    return f"{signed(gain['mean'])} on {gain['n']} tasks, {interval}: {claim}."
+
+
+def tone_of(gain: Mapping[str, Any]) -> str:
+    """`better` or `worse` where the interval of a difference excludes zero, else empty."""
+    if gain["low"] is None:
+        return ""
+    return "better" if gain["low"] > 0 else "worse" if gain["high"] < 0 else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A sentence on a split. `tone` is `better`, `worse` or empty."""
+
+    split: str = ""
+    text: str
+    tone: str = ""

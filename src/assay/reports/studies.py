@@ -11,8 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, Line, points_chart, share_bar
-from assay.reports.markdown import MORE_TASKS, gain_claim
-from assay.support.numbers import signed
+from assay.reports.markdown import MORE_TASKS
+from assay.reports.sides import Decision, gain_in_words, tone_of
 
 FEWEST = 4  # trials under which importance and slices would only show sampling noise
 _MOST_TRIALS = 300  # rows of the table
@@ -90,14 +90,6 @@ def trials_of(report: Mapping[str, Any]) -> list[StudyTrial]:
     return trials
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultLine:
-    """The decision of gate or test as text. `tone` is `better`, `worse` or empty."""
-
-    text: str
-    tone: str
-
-
 def tuned_page(report: Mapping[str, Any]) -> StudyPage:
     """The page of the report of `assay tune`."""
     objectives = ["overall"] if report["method"] == "policy" else report["objectives"]
@@ -105,25 +97,20 @@ def tuned_page(report: Mapping[str, Any]) -> StudyPage:
     return study_page(trials_of(report), objectives, importance=report.get("importance") or {}, chosen=chosen)
 
 
-def tuned_words(report: Mapping[str, Any]) -> list[ResultLine]:
+def tuned_words(report: Mapping[str, Any]) -> list[Decision]:
     """What gate and test decided about the tuned parameters."""
-    lines = []
-    gains = (("Gate", report.get("gate")), ("Test", (report.get("test") or {}).get("gain")))
-    for name, gain in gains:
-        if gain and gain.get("mean") is not None:
-            low, high, tasks = gain["low"], gain["high"], gain["n"]
-            text = f"{name}: {signed(gain['mean'])} on {tasks} tasks"
-            if low is None or high is None:
-                lines.append(ResultLine(text=f"{text}, too few for an interval.", tone=""))
-                continue
-            tone = "better" if low > 0 else "worse" if high < 0 else ""
-            words = gain_claim(low, high, report.get("test_openings") if name == "Test" else None)
-            lines.append(ResultLine(text=f"{text}, 95 % interval {signed(low)} to {signed(high)}: {words}.", tone=tone))
+    gains = {"Gate": (report.get("gate"), None)}
+    gains["Test"] = (report.get("test") or {}).get("gain"), report.get("test_openings")
+    lines = [
+        Decision(text=f"{name}: {gain_in_words(gain, openings)}", tone=tone_of(gain))
+        for name, (gain, openings) in gains.items()
+        if gain and gain.get("mean") is not None
+    ]
     if report.get("gate"):
         outcome = (
             "The tuned parameters replace the default." if report["replaces"] else f"The default stays. {MORE_TASKS}"
         )
-        lines.append(ResultLine(text=outcome, tone="better" if report["replaces"] else ""))
+        lines.append(Decision(text=outcome, tone="better" if report["replaces"] else ""))
     return lines
 
 

@@ -1,13 +1,14 @@
 """The page of a training run, made from its report. Does not train."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from assay.errors import spoken
 from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
 from assay.reports.sides import FEWEST_TASKS
@@ -65,12 +66,53 @@ class TrainingPage:
 
 
 def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> TrainingPage:
-    """The page of a `PolicyReport.to_dict()`.
+    """The page of the `to_dict()` of a `PolicyReport` or an `SFTReport`.
 
     Args:
         others: reports of the same training with other seeds, for the share of runs that converged.
     """
-    config = report["config"]
+    if "loss" in report:
+        curves, facts = (
+            curves_of({"loss/training": report["loss"], "loss/held_out": report["held_out_loss"]}),
+            {
+                "Steps": report["steps"],
+                "Rows trained on": report["rows"],
+                "Rows held out": report["held_out_rows"],
+                "Tasks": report["tasks"],
+                "Weights of step": report["best_step"],
+            },
+        )
+        if report["agreement"] is not None:
+            facts["Same text in torch and as served"] = f"{report['agreement']:.0%} of the prompts, greedily"
+    else:
+        curves = curves_of(report["curves"])
+        facts = {
+            "Steps": report["steps"],
+            "Rollouts": report["rollouts"],
+            "Calls trained on": report["calls"],
+            "Weights of step": report["best_step"],
+            "Converged": _convergence(report, others, curves),
+        }
+    model = {"Model before": report["config"]["model"]}
+    if after := report.get("name") or report.get("path"):
+        model["Model after"] = after
+    warnings = [*report["alarms"], *([report["stopped"]] if report["stopped"] else [])]
+    page = unfinished_page(curves, alarms=warnings, facts={**model, **facts})
+    return replace(
+        page,
+        comparisons=[_comparison(name, modes, report) for name, modes in report["validation"].items()],
+        samples=list(map(_sample, report.get("samples", ()))),
+        left_out=report["left_out"],
+        settings=[(name, str(value)) for name, value in report["config"].items()],
+    )
+
+
+def _convergence(
+    report: Mapping[str, Any], others: Sequence[Mapping[str, Any]], curves: Mapping[str, Mapping[int, float]]
+) -> str:
+    """Whether the reward has stopped changing, here and with other seeds."""
+    if (reward := constant_reward(curves)) is not None:
+        return f"nothing was learned: every rollout had the reward {figure(reward)}"
     converged = {None: "unknown (too few steps)", True: "yes", False: "no"}[report["converged"]]
     if others:
         runs = [report["converged"], *(other["converged"] for other in others)]
@@ -78,31 +120,9 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
             f"; of {len(runs)} seeds {runs.count(True)} converged, {runs.count(False)} did not, "
             f"{runs.count(None)} took too few steps"
         )
-    curves = curves_of(report["curves"])
-    if (reward := constant_reward(curves)) is not None:
-        settled = f"nothing was learned: every rollout had the reward {figure(reward)}"
-    else:
-        settled = (
-            f"{converged} (mean reward of the last ten steps compared with the ten before: Welch's 95 % interval holds "
-            "0 and is within 0.1 to either side, or is within 0.05)"
-        )
-    facts = {
-        "Model before": config["model"],
-        **({"Model after": after} if (after := report.get("name") or report.get("path")) else {}),
-        "Steps": report["steps"],
-        "Rollouts": report["rollouts"],
-        "Calls trained on": report["calls"],
-        "Weights of step": report["best_step"],
-        "Converged": settled,
-    }
-    return TrainingPage(
-        facts=[(name, str(value)) for name, value in facts.items()],
-        warnings=[*report["alarms"], *([report["stopped"]] if report["stopped"] else [])],
-        comparisons=[_comparison(name, modes, report) for name, modes in report["validation"].items()],
-        charts=[_chart(*section, curves) for section in _sections(curves)],
-        samples=list(map(_sample, report["samples"])),
-        left_out=report["left_out"],
-        settings=[(name, str(value)) for name, value in config.items()],
+    return (
+        f"{converged} (mean reward of the last ten steps compared with the ten before: Welch's 95 % interval holds "
+        "0 and is within 0.1 to either side, or is within 0.05)"
     )
 
 
@@ -117,75 +137,27 @@ def constant_reward(curves: Mapping[str, Mapping[int, float]]) -> float | None:
 
 
 def unfinished_page(
-    curves: Mapping[str, Mapping[int, float]], *, alarms: Sequence[str], facts: Mapping[str, str]
+    curves: Mapping[str, Mapping[int, float]], *, alarms: Sequence[str], facts: Mapping[str, Any]
 ) -> TrainingPage:
     """The page of a training that has no report yet, from its curves so far."""
     charts = [_chart(*section, curves) for section in _sections(curves)]
-    return TrainingPage(facts=list(facts.items()), warnings=alarms, charts=charts)
+    return TrainingPage(facts=[(name, str(value)) for name, value in facts.items()], warnings=alarms, charts=charts)
 
 
 def write_training(
-    path: Path,
-    report: Mapping[str, Any],
-    others: Sequence[Mapping[str, Any]] = (),
-    tasks: Sequence[Any] = (),
-    words: Callable[[str], str] = str,
+    path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), tasks: Sequence[Any] = ()
 ) -> Path:
-    """Writes the page of a `PolicyReport.to_dict()` as one file.
+    """Writes the page of a training as one file.
 
     Args:
-        others: as for `training_page`.
+        report, others: as for `training_page`.
         tasks: `assay.reports.trained.trained_tasks` of it.
-        words: puts the flags of the command into alarms and notes, in place of Python arguments.
     """
-    title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
-    return _write(path, title, training_page(report, others), report.get("notes", []), tasks, words)
-
-
-def sft_page(report: Mapping[str, Any]) -> TrainingPage:
-    """The page of an `SFTReport.to_dict()`."""
-    losses, held_out = report["loss"], report["held_out_loss"]
-    facts = {
-        "Model before": report["config"]["model"],
-        **({"Model after": after} if (after := report.get("name") or report.get("path")) else {}),
-        "Steps": report["steps"],
-        "Rows trained on": report["rows"],
-        "Rows held out": report["held_out_rows"],
-        "Tasks": report["tasks"],
-        "Weights of step": report["best_step"],
-    }
-    if report["agreement"] is not None:
-        facts["Same text in torch and as served"] = f"{report['agreement']:.0%} of the prompts, greedily"
-    curves = curves_of({"loss/training": losses, "loss/held_out": held_out})
-    return TrainingPage(
-        facts=[(name, str(value)) for name, value in facts.items()],
-        warnings=[*report["alarms"], *([report["stopped"]] if report["stopped"] else [])],
-        comparisons=[_comparison(name, modes, report) for name, modes in report["validation"].items()],
-        charts=[_chart(*section, curves) for section in _sections(curves)],
-        left_out=report["left_out"],
-        settings=[(name, str(value)) for name, value in report["config"].items()],
-    )
-
-
-def write_sft(
-    path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = (), words: Callable[[str], str] = str
-) -> Path:
-    """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file.
-
-    Args:
-        tasks, words: as for `write_training`.
-    """
-    title = f"sft: {report['name'] or report['path']}"
-    return _write(path, title, sft_page(report), report["notes"], tasks, words)
-
-
-def _write(
-    path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any], words: Callable[[str], str]
-) -> Path:
-    page = replace(page, warnings=list(map(words, page.warnings)))
+    page, method = training_page(report, others), report["config"].get("algorithm", "sft")
+    page = replace(page, warnings=[spoken(text, str) for text in page.warnings])
     return write_report(
-        path, "report_training.html", title=title, facts=page.facts, notes=list(map(words, notes)), page=page,
-        tasks=tasks,
+        path, "report_training.html", title=f"{method}: {report['name'] or report['path']}", facts=page.facts,
+        notes=report.get("notes", []), page=page, tasks=tasks,
     )  # fmt: skip
 
 

@@ -346,7 +346,7 @@ def _of_function(function: Any, resolver: Resolver | None) -> Rubric:
     check = as_check(function, metric=True)
     if not callable(check):
         raise RubricError(
-            f"rubric={function!r} must be a Rubric, a YAML file's path, a shipped name, or a DSPy metric or check"
+            f"`rubric={function!r}` must be a Rubric, a YAML file's path, a shipped name, or a DSPy metric or check"
         )
     name = str(definition_of(check).__name__)
     name = name if name.isidentifier() else "metric"  # a lambda
@@ -422,7 +422,7 @@ def importable_name(source: RubricSource) -> str:
     except Exception:
         found = None
     if found is not source:
-        raise RubricError(f"rubric={source!r} cannot be imported by its name: write it at the top level of a file")
+        raise RubricError(f"`rubric={source!r}` cannot be imported by its name: write it at the top level of a file")
     return name
 
 

@@ -147,8 +147,7 @@ class Rubric:
         if unasked := [c.name for c in self.finals if self._graders[c.name] is None]:
             raise ConfigError(
                 f"the rubric {self.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
-                "for it. Name one: judge_model=NAME, or model: NAME in the judge's own file",
-                flag="--judge-model NAME",
+                "for it. Name one: `judge_model=NAME`, or model: NAME in the judge's own file"
             )
 
     @property

@@ -46,8 +46,8 @@ def check_state(program: Any, state: str | Path | None) -> None:
         return
     if isinstance(program, str | Path) and is_artifact(program):
         raise ConfigError(
-            f"state={str(state)!r} is not for an artifact: {program} has a state of its own. Give the program's class, "
-            "or leave the state out"
+            f"`state={str(state)!r}` is not for an artifact: {program} has a state of its own. Give the program's "
+            "class, or leave the state out"
         )
     if isinstance(program, str | Path):
         program = None if _built_from_tasks(str(program)) else load_program(str(program))
@@ -86,7 +86,7 @@ def resolve_lm(lm: dspy.LM | None, options: Mapping[str, Any]) -> dspy.LM | None
         ConfigError: `lm` is not a `dspy.LM`.
     """
     if lm is not None and not isinstance(lm, dspy.LM):
-        raise ConfigError(f"lm={lm!r} must be a dspy.LM, such as assay.get_lm(NAME); a name goes into model=NAME")
+        raise ConfigError(f"lm={lm!r} must be a dspy.LM, such as assay.get_lm(NAME); a name goes into `model=NAME`")
     if lm is not None or options.get("model") is not None:
         return lm
     return dspy.settings.lm
@@ -110,8 +110,7 @@ def resolve_model(
         if not has_provider(settings["model"]):
             raise ConfigError(
                 f"{program} was made with the model {settings['model']!r}, an object that no name stands for: "
-                "give a model (lm=…, or model=NAME)",
-                flag="--model NAME",
+                "give a model (`model=NAME`, in Python also lm=…)"
             )
     lm = resolve_lm(lm, settings)
     if lm is None and not any(settings.get(name) for name in ("model", "api_base", "api_key_env", "replace_lms")):
@@ -164,7 +163,7 @@ def split_data(data: Any, trainset: Any, valset: Any, *, need: Sequence[str] = S
     there = parts.keys() if rows is None else {row["split"] for row in rows}
     if missing := [name for name in need if name not in there]:
         raise DataError(
-            f"no rows are left for {', '.join(missing)}: give further rows in data=…, or as these splits of data. A "
+            f"no rows are left for {', '.join(missing)}: give further rows in `data=…`, or as these splits of data. A "
             f"decision needs at least {fewest_to_accept()} rows of gate and {fewest_to_accept()} of test; 20 of each "
             "are usual"
         )
@@ -196,9 +195,7 @@ def program_settings(
     """
     if data is None:
         if options.get("curriculum") is None:
-            raise ConfigError(
-                "data is missing: give the tasks, or a curriculum whose stages name them", flag="--data D"
-            )
+            raise ConfigError("data is missing: give the tasks, or a curriculum whose stages name them")
         data = f"{PREFIX}{options['curriculum']}"
     own_name = program.name if isinstance(program, ForeignAgent) else None
     name = program if isinstance(program, str) else own_name or qualified_name(wrapped(program))

@@ -114,7 +114,7 @@ def rehearsed(job: Job, *, portable: bool) -> list[str]:
             missing.append(f"it will not load: {str(error).replace(f'{path}: ', '')}")
     notes += [_not_portable(reason) for reason in missing]
     if missing and portable:
-        raise ArtifactError(f"{notes[-len(missing)]}. portable=False compiles nevertheless")
+        raise ArtifactError(f"{notes[-len(missing)]}. `portable=False` compiles nevertheless")
     for note in notes:
         session.progress.say(f"note: {note}")
     return notes

@@ -29,7 +29,7 @@ def advised(stopped: str) -> str:
     """The reason of a run that ended early, with what to do: a cap is raised; other reasons say it themselves."""
     if FULL_DISK in stopped or NO_PRICE in stopped:
         return stopped
-    return f"{stopped}; raise the cap and add resume=True"
+    return f"{stopped}; raise the cap and add `resume=True`"
 
 
 def ending_signals() -> list[signal.Signals]:

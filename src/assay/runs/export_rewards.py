@@ -71,7 +71,7 @@ def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, Turn]], out
             f"the reward of {rubric.name!r} is {rewards.pop():g} for each of {len(scored)} exported answers, whose "
             f"stored scores are {stored[0]:g} to {stored[-1]:g}: the completion of one call does not hold what the "
             f"rubric scores ({', '.join(outputs) or 'answer'}). Choose the call whose completion is the answer with "
-            "call=…, export transitions, or train on the rollouts with assay train grpo"
+            "`call=…`, export transitions, or train on the rollouts with assay train grpo"
         )
 
 

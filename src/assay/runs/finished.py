@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ArtifactError, AssayError, StopRun
+from assay.errors import ArtifactError, AssayError, StopRun, unspoken
 from assay.evaluation import Progress
 from assay.models import Caps
 from assay.sources.artifact_files import is_artifact
 from assay.support.places import write_whole
 from assay.support.refused import FULL_DISK, note_full_disk
-from assay.support.scrubbing import error_text, results
+from assay.support.scrubbing import message, results
 from assay.support.values import digest_of, json_text
 from assay.traces.store.listing import FAILURE
 
@@ -38,7 +38,7 @@ def keep_failure(folder: Path, error: BaseException | None) -> str:
     if error is None:
         file.unlink(missing_ok=True)
         return "running"
-    if text := error_text(error).strip():
+    if text := message(unspoken(error)).strip():
         with suppress(OSError, AssayError):  # the disk may be full, and the run ends with this error anyway
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(file, text[:_LONGEST])
@@ -106,6 +106,6 @@ def _copied(artifact: Path, out: str | Path | None) -> Path:
             shutil.copytree(artifact, place)
         except OSError as error:
             raise ArtifactError(
-                f"cannot write the artifact to {place}: {error}. Choose another folder with out=…"
+                f"cannot write the artifact to {place}: {error}. Choose another folder with `out=…`"
             ) from error
     return place if is_artifact(place) else artifact

@@ -31,8 +31,8 @@ def independent(rubric: RubricSource, judge: str | None, model: str, *, forced: 
     if model in judging_models and not forced:
         raise ConfigError(
             f"the rubric {loaded.name!r} would be judged by {model}, the model in training, which would learn to "
-            "satisfy itself as a judge. Name another with judge_model=… (or in the judge's own file), or, for the "
-            "rubric that is trained on, set judged_by_itself=True"
+            "satisfy itself as a judge. Name another with `judge_model=…` (or in the judge's own file), or, for the "
+            "rubric that is trained on, set `judged_by_itself=True`"
         )
     return loaded
 

@@ -21,7 +21,7 @@ from assay.datasets.splits import column_lines
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
-from assay.evaluation import Progress, RecordedProgram, Session
+from assay.evaluation import Evaluation, Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
@@ -126,6 +126,10 @@ class Job:
             "test_openings": self.openings.to_dict() if self.openings else None,
         }  # fmt: skip
 
+    def priced(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The report of an evaluation of this job; its cost is unknown if LM calls were not recorded."""
+        return self.session.recorder.unrecorded.priced(evaluation.report())
+
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, recorded = self.session.rubric, self.recorded
@@ -221,10 +225,10 @@ def open_job(
         loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
     if config.executor == "ray" and lm is not None:
         raise ConfigError(
-            "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
+            "`executor='ray'` needs the model by its name: an object of this process cannot travel to the hosts"
         )
     if lm is None and config.model_name == DEFAULT_MODEL:
-        progress.say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
+        progress.say(f"model: {DEFAULT_MODEL}, the default; `model=NAME` names another")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read

@@ -86,7 +86,7 @@ def _loaded_rubric(source: RubricSource, judge: "str | dspy.LM | None", own_mode
 
         judge = get_lm(judge, temperature=JUDGE_TEMPERATURE)
     if judge is not None and not _is_lm(judge):
-        raise ConfigError(f"judge_model={judge!r} must be the name of a model or a dspy.LM")
+        raise ConfigError(f"`judge_model={judge!r}` must be the name of a model or a dspy.LM")
     return with_judges(read_rubric(source), judge, own_models=own_models)
 
 
@@ -134,7 +134,8 @@ def load_judge(source: str | Path, *, own_model: bool = True, **spec: Unpack[Jud
 
     if not isinstance(source, str | Path):
         raise ConfigError(
-            f"source={source!r} must be a string or Path: a YAML file, an artifact's folder, file.py:NAME or a question"
+            f"`source={source!r}` must be a string or Path: a YAML file, an artifact's folder, file.py:NAME or a "
+            "question"
         )
     if not isinstance(own_model, bool):
         raise ConfigError(f"own_model={own_model!r} must be True or False")

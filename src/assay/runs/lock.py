@@ -45,6 +45,6 @@ def answered_within(seconds: float, call: Callable[[], T]) -> T:
         with limited(seconds):
             return within_limit(call, "the run")
     except OverTime as error:
-        raise ProgramFailed(f"{error}; task_timeout allows more", flag="--task-timeout") from error
+        raise ProgramFailed(f"{error}; `task_timeout` allows more") from error
     except SystemExit as error:
         raise ProgramFailed(f"the program ended itself with sys.exit({error.code!r})") from error

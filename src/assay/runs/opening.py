@@ -99,7 +99,7 @@ def open_run(
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
-            with ended_in_order(meter, recorder, opened, progress, to_continue="continue with resume=True"):
+            with ended_in_order(meter, recorder, opened, progress, to_continue="continue with `resume=True`"):
                 yield run
             status = run.status
             recorder.finish()
@@ -159,7 +159,7 @@ def budgeted(lm: LanguageModel, thinking: int | str | None, setting: str) -> Lan
         check_thinking(lm, budget)
     except ThinkingError as error:
         model = f"{setting.removesuffix('thinking')}model"
-        raise error.of(setting, f"Name a model that thinks ({model}), or set no budget") from None
+        raise error.of(setting, f"Name a model that thinks (`{model}`), or set no budget") from None
     return lm.copy(thinking=budget)
 
 
@@ -233,7 +233,7 @@ def check_out(out: str | Path | None, *, resume: bool = False) -> None:
     if place.is_symlink():
         raise ConfigError(f"{place} is a symbolic link, and nothing is written through it: name a new folder")
     if place.exists() and not (resume and is_artifact(place)):
-        raise ConfigError(f"{place} already exists and is not overwritten; name a new folder", flag="--out")
+        raise ConfigError(f"{place} already exists and is not overwritten; name a new folder (`out`)")
     check_place(place.resolve())
 
 
@@ -270,5 +270,5 @@ def new_run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[st
     if status != "done" or cache:
         return run_id, True
     raise ConfigError(
-        "this job has finished, and without a response cache it cannot be replayed: run it anew, without resume=True"
+        "this job has finished, and without a response cache it cannot be replayed: run it anew, without `resume=True`"
     )

@@ -105,7 +105,7 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
         )
     report.notes[:0] = unused
     if report.report is not None:
-        report.write_own_page(command.words)
+        report.write_own_page()
     return _stored(report, job, config)
 
 
@@ -235,7 +235,7 @@ def _tried(
             if eval_task.trained and not measured.calls and not isinstance(eval_task.recorded.program, ForeignAgent):
                 raise ProgramError(
                     f"{session.program_name} made no recorded LM call on its first task, so there is nothing to train. "
-                    "Call the model with `dspy.Predict`; preflight=False skips this check"
+                    "Call the model with `dspy.Predict`; `preflight=False` skips this check"
                 )
         elif tried.judge_lm is not None and tried.judge_lm.recording.backend is not engine.lm.recording.backend:
             preflight_judges(tried, tasks, max_cost_usd=max_cost_usd)

@@ -34,7 +34,7 @@ from assay.judges.base import attempt
 from assay.judges.labels import Item
 from assay.models import LanguageModel
 from assay.models.calls import MODEL_FAILURES, is_refused
-from assay.models.hosted import HostedBackend, error_reason, missing_keys
+from assay.models.hosted import HostedBackend, error_reason
 from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
@@ -48,11 +48,11 @@ from assay.traces import Rollout
 from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import Verdict
 
-SKIP, SKIP_FLAG = "preflight=False skips this check", "--no-preflight"
+SKIP = "`preflight=False` skips this check"
 _MORE = 20  # further tasks on which a check is tried, with the last answer, before it is refused
 _OWN_MODELS = (
     "the temperature and the thinking of the model are not varied: the program's own models answered all its calls. To "
-    "call the model in their place, set replace_lms=True"
+    "call the model in their place, set `replace_lms=True`"
 )
 _SEEN = 8  # tasks that show whose models answer
 _TRIES = 3  # tasks that may fail before the job is stopped
@@ -276,8 +276,7 @@ def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> No
         model, cause = broken[-1]
         raise ModelError(
             f"{model} did not answer the judge {judge.spec.text[:80]!r}: {cause}. "
-            f"Check the model, its key and address (model, api_key_env, api_base); {SKIP}",
-            flag=f"--model, --api-key-env, --api-base, {SKIP_FLAG}",
+            f"Check the model, its key and address (model, `api_key_env`, `api_base`); {SKIP}"
         )
 
 
@@ -316,10 +315,9 @@ def check_prices(
     unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
     if unknown or unpriced:
         raise ConfigError(
-            f"max_cost_usd={max_cost_usd:g} cannot be kept: no price is known for "
+            f"`max_cost_usd={max_cost_usd:g}` cannot be kept: no price is known for "
             f"{', '.join(unknown) or 'a model that a judge names'}. "
-            "Cap calls or tokens instead (max_calls, max_tokens)",
-            flag="--max-calls, --max-tokens",
+            "Cap calls or tokens instead (`max_calls`, `max_tokens`)"
         )
 
 
@@ -340,8 +338,7 @@ def ask_reflection(session: Session) -> None:
             reason = error_reason(error, "reflection_api_key_env", base="reflection_api_base")
             raise ModelError(
                 f"the reflection model {lm.model} did not answer: {reason}. Check its name, key and address "
-                f"(reflection_model, reflection_api_key_env, reflection_api_base); {SKIP}",
-                flag=f"--reflection-model, --reflection-api-key-env, --reflection-api-base, {SKIP_FLAG}",
+                f"(`reflection_model`, `reflection_api_key_env`, `reflection_api_base`); {SKIP}"
             ) from error
 
 
@@ -354,32 +351,27 @@ def _stop(errors: Sequence[BaseException], recorded: RecordedProgram) -> None:
     """Raises if all runs failed in the same way; different failures do not show that the program is broken."""
     if all(isinstance(error, LMError) for error in errors):
         failure = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
-        flag = f"--api-key-env, {SKIP_FLAG}" if missing_keys(errors[-1]) else SKIP_FLAG
-        raise ModelError(f"the model {failure}: {error_reason(errors[-1])}. {SKIP}", flag=flag)
+        raise ModelError(f"the model {failure}: {error_reason(errors[-1])}. {SKIP}")
     if all(isinstance(error, LoopStopped) for error in errors):
         raise ModelError(
             f"on each of the first {len(errors)} tasks {errors[-1]}. Name another model, raise the temperature, or "
-            f"limit the thinking. {SKIP}",
-            flag=SKIP_FLAG,
+            f"limit the thinking. {SKIP}"
         )
     places = {place_of(error, recorded.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
         if isinstance(error, EnvironmentFailed):
             cause = f"\n{program_traceback(error.__cause__)}\n" if error.__cause__ is not None else ". "
-            raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}", flag=SKIP_FLAG)
+            raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}")
         if isinstance(error, AgentFailed | RunnerLost):  # its traceback is of the code that ran it
             what = "the agent" if isinstance(error, AgentFailed) else "the agent, or the machine that runs it"
-            raise ProgramFailed(
-                f"on each of the first {len(errors)} tasks {error}. Correct {what}. {SKIP}", flag=SKIP_FLAG
-            )
+            raise ProgramFailed(f"on each of the first {len(errors)} tasks {error}. Correct {what}. {SKIP}")
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
             f"{place.file}:{place.line}: {error}\n"
             f"{program_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
             "answers, catch it and return an "
-            f"empty answer, which scores 0. {SKIP}",
-            flag=SKIP_FLAG,
+            f"empty answer, which scores 0. {SKIP}"
         )
 
 
@@ -463,13 +455,12 @@ class Verdicts:
                 for c in checks
             ]
             renames = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
-            lines += [f"Where that is a column of the data, rename it: rename={{{renames}}}"] if hints else []
+            lines += [f"Where that is a column of the data, rename it: `rename={{{renames}}}`"] if hints else []
             lines += [
                 f"Name the field in the rubric: {{name: {name}, with: {{field: {f}}}}}" for name, f in named.items()
             ]
             lines += [] if hints else [self._fields()]
-            flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
-            raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
+            raise RubricError("\n".join([*lines, SKIP]))
         self.require_judges()
 
     @property
@@ -486,15 +477,15 @@ class Verdicts:
         if self.silent:
             name = self.silent[0]
             default = (
-                f"No model was chosen for the judge, so the program's, {self.default_model}, judges; judge_model names "
-                "another. "
+                f"No model was chosen for the judge, so the program's, {self.default_model}, judges; `judge_model` "
+                "names another. "
                 if self.default_model
                 else ""
             )
             raise ModelError(
                 f"the judge of {name!r} scored none of the outputs that it was shown: {self.missing[name]}. "
-                f"{default}Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",
-                flag=f"--judge-model, --judge-api-key-env, --judge-api-base, {SKIP_FLAG}",
+                f"{default}Check its model, key and address (`judge_model`, `judge_api_key_env`, `judge_api_base`); "
+                f"{SKIP}"
             )
 
     def warnings(self) -> list[str]:

@@ -155,7 +155,7 @@ def _check_values(fields: RolloutFields) -> None:
 
 def _check_store(store: Any) -> None:
     if not isinstance(store, str | Path | None):
-        raise ConfigError(f"store={store!r} must be a database's file or URL, or None")
+        raise ConfigError(f"`store={store!r}` must be a database's file or URL, or None")
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.runs.groups import SPLITS, Source, StagedJob
 from assay.runs.project_file import is_of_project
 from assay.support.options import Flag, Positive, options_of
-from assay.support.report import Words
 
 # Training on an export has no use for these: tasks and rewards are in the export, and no program runs.
 ROLLOUTS_ONLY = (
     "step_weight", "outcome_weight", "rollout_timeout_s", "evaluate_every", "eval_tasks", "max_score_drop",
     "samples_every", "max_completion", "vllm",
 )  # fmt: skip
-_OF_CALL = ("program", "name", "store", "resume", "progress", "trust", "preflight", "agent_key", "test", "words")
+_OF_CALL = ("program", "name", "store", "resume", "progress", "trust", "preflight", "agent_key", "test")
 
 
 def is_export(program: Any) -> bool:
@@ -73,9 +72,6 @@ class RLSettings(PolicySettings, StagedJob):
     """Allow the model in training to judge its own rollouts."""
     test: Annotated[bool, Flag(key=False, shown=False)] = True
     """Compare old and new weights on the sealed test split at the end, for `validation`."""
-
-    words: Annotated[Words, Flag(key=False, shown=False)] = str
-    """Changes alarms and notes on the page next to the adapter."""
 
     @classmethod
     def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def agent_program(agent: str | Callable[..., Any] | None, program: str | dspy.Mo
     """
     if agent is None and program is not None:
         if not isinstance(program, str | Path | dspy.Module):
-            raise ConfigError(f"program={program!r} must be a name, an artifact's path or a dspy.Module")
+            raise ConfigError(f"`program={program!r}` must be a name, an artifact's path or a dspy.Module")
         return program if isinstance(program, dspy.Module) else full_name(str(program))
     if agent is None or program is not None:
         raise ConfigError("give either a `program` or an `agent` to train")

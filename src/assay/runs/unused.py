@@ -52,24 +52,23 @@ def unused_settings(
         notes += _of_role(config, "judge", f"no criterion of the rubric {rubric.name!r} is decided by a judge")
     optimizer = getattr(config, "optimizer", None)  # only some jobs have one
     if "prompts" not in order:
-        reason = f"no step of order={','.join(order)!r} compiles prompts"
-        notes += [f"optimizer={optimizer!r} has no effect: {reason}"] if config.changed("optimizer") else []
+        reason = f"no step of `order={','.join(order)}` compiles prompts"
+        notes += [f"`optimizer={optimizer!r}` has no effect: {reason}"] if config.changed("optimizer") else []
         notes += _of_role(config, "reflection", reason)
     elif optimizer is not None and not writes_instructions(optimizer):
-        reason = f"optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'"
+        reason = f"`optimizer={optimizer!r}` writes no instructions, unlike 'auto' and 'gepa'"
         notes += _of_role(config, "reflection", reason)
     if getattr(config, "thinking_margin", None) is not None and not fits_thinking(job.recorded.program):
         notes.append(
-            "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor a "
+            "`thinking_margin` has no effect: the program is neither an Agent with a thinking budget or policy, nor a "
             "Refine program"
         )
     # it is made of tasks of train and val
     if job.artifact is None and isinstance(job.recorded.program, BuiltFromTasks):
         read = {*read, "train", "val"}
     if other := {name: size for name, size in config.sizes.items() if name not in read}:
-        notes.append(
-            f"sizes={other!r} has no effect: only tasks of {', '.join(n for n in SPLITS if n in read)} are run"
-        )
+        sizes = _assigned({f"{name}_size": size for name, size in other.items()})
+        notes.append(f"{sizes} has no effect: only tasks of {', '.join(n for n in SPLITS if n in read)} are run")
     for note in notes:
         job.session.progress.say(f"note: {note}")
     return notes
@@ -86,4 +85,4 @@ def _of_role(config: Any, role: str, reason: str) -> list[str]:
 
 
 def _assigned(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return ", ".join(f"`{name}={value!r}`" for name, value in values.items())

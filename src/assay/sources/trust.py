@@ -161,9 +161,8 @@ def demand(sha256: str, path: str | Path, why: str) -> None:
     if _mode.get() == "once" or is_trusted(sha256):
         return
     raise UntrustedArtifact(
-        f"{path} {why}. Its content (sha256 {sha256[:12]}…) is not trusted. Read it first; trust=True then loads it, "
-        "and is remembered for exactly this content",
-        flag=f"--trust, or: assay trust add {path}",
+        f"{path} {why}. Its content (sha256 {sha256[:12]}…) is not trusted. Read it first; `trust=True` then loads it, "
+        f"as does assay trust add {path}, and is remembered for exactly this content"
     )
 
 
@@ -200,7 +199,7 @@ def trusts(function: _Function) -> _Function:
     @functools.wraps(function)
     def call(*args: Any, trust: bool = False, **options: Any) -> Any:
         if not isinstance(trust, bool):
-            raise ConfigError(f"trust={trust!r} must be True or False")
+            raise ConfigError(f"`trust={trust!r}` must be True or False")
         with trusting(trust):
             return function(*args, **options)
 

@@ -38,7 +38,7 @@ def check_name(name: object, argument: str = "name", *, plain: bool = False) -> 
         else "one file name: no slashes or control characters, no dot, dash or space at its start, no dot or space at "
         f"its end, at most {_MOST_BYTES} bytes"
     )
-    raise ConfigError(f"{argument}={name if not isinstance(name, str) else name[:80]!r} must be {allowed}")
+    raise ConfigError(f"`{argument}={name if not isinstance(name, str) else name[:80]!r}` must be {allowed}")
 
 
 def place_in(folder: Path, name: object, argument: str = "name", *, ending: str = "") -> Path:

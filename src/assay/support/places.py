@@ -39,7 +39,7 @@ def check_writable(path: str | Path, argument: str, *, inputs: Iterable[object] 
     """
     place = Path(path)
     if any(_is_same(place, value) for value in inputs):
-        raise ConfigError(f"{argument}={str(path)!r} is read, so it is not overwritten. Name another file")
+        raise ConfigError(f"`{argument}={str(path)!r}` is read, so it is not overwritten. Name another file")
     try:
         if place.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -50,7 +50,7 @@ def check_writable(path: str | Path, argument: str, *, inputs: Iterable[object] 
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"{argument}={str(path)!r} cannot be written: {reason}. Name another file") from None
+        raise ConfigError(f"`{argument}={str(path)!r}` cannot be written: {reason}. Name another file") from None
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
 
-Words = Callable[[str], str]  # from a text to the words of a surface
 OBJECT = {"object": True}  # metadata of a field that only Python has
 
 
@@ -46,6 +45,13 @@ class Report(ReportRepr):
         shown = [field.name for field in fields(self) if field.metadata != OBJECT]
         return {name: json_value(getattr(self, name)) for name in shown}
 
+    @classmethod
+    def read(cls, stored: Mapping[str, Any], **objects: Any) -> Self:
+        """The report whose `to_dict()` was stored; `objects` are its fields that only Python has."""
+        paths = {item.name for item in fields(cls) if item.type in (Path, Path | None)}
+        values = {name: Path(value) if name in paths and value is not None else value for name, value in stored.items()}
+        return cls(**values, **objects)
+
     def lines(self) -> Iterator[str | Table]:
         """What people see of the report, in order."""
         yield from ()
@@ -54,11 +60,9 @@ class Report(ReportRepr):
         """What people are told besides, on standard error."""
         yield from ()
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         """Writes the report as one HTML file, which loads nothing and shows no whole rollout.
 
-        Args:
-            words: changes notes; the command line puts its flags into them, in place of Python arguments.
         Raises:
             ConfigError: the file cannot be written.
             StoreError: the run is not in the store, or too large for a page.

@@ -23,5 +23,5 @@ def since(text: str, *, now: float | None = None) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
-            f"since={text[:100]!r} must be a number of minutes, hours or days (30m, 12h, 7d) or a date (2026-11-23)"
+            f"`since={text[:100]!r}` must be a number of minutes, hours or days (30m, 12h, 7d) or a date (2026-11-23)"
         ) from None

@@ -52,7 +52,7 @@ class DataCollector:
 
     def __init__(self, store: Store | str | Path | None = None) -> None:
         if store is not None and not isinstance(store, Store | str | Path):
-            raise ConfigError(f"store={store!r} must be a Store, its path or URL, or None")
+            raise ConfigError(f"`store={store!r}` must be a Store, its path or URL, or None")
         self.store = Store(store) if isinstance(store, str | Path) else store
         self.rollouts: list[Rollout] = []
         self._interaction_keys: set[tuple[str, str]] = set()
@@ -103,7 +103,7 @@ class DataCollector:
         if rating is not None and (
             isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1
         ):
-            return f"rating={rating!r} must be between 0 and 1"
+            return f"`rating={rating!r}` must be between 0 and 1"
         key = row["input"].strip(), row["output"].strip()
         if key in self._interaction_keys:
             return "duplicate of an earlier interaction with the same input and output"
@@ -166,7 +166,7 @@ class DataCollector:
     def filter_high_quality(self, threshold: float = 0.8) -> list[Rollout]:
         """Rollouts whose rating (or score) is at least `threshold`, in [0, 1]. Unrated ones are excluded."""
         if not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold={threshold!r} must be between 0 and 1")
+            raise ConfigError(f"`threshold={threshold!r}` must be between 0 and 1")
         return [
             rollout for rollout in self.rollouts if (quality := rollout.quality) is not None and quality >= threshold
         ]

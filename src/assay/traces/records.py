@@ -38,7 +38,7 @@ def check_agent_name(name: Any, argument: str = "name") -> str:
         ConfigError: it is none. `argument`: what held it.
     """
     if not isinstance(name, str) or not 0 < len(name) <= _AGENT_NAME or not name.isprintable() or not name.strip():
-        raise ConfigError(f"{argument}={name!r} must be a text of 1 to {_AGENT_NAME} characters that can be printed")
+        raise ConfigError(f"`{argument}={name!r}` must be a text of 1 to {_AGENT_NAME} characters that can be printed")
     return name
 
 

@@ -34,8 +34,7 @@ class PageAccess:
     def __init__(self, key: str | None, *, host: str, names: Iterable[str] = ()) -> None:
         if host not in LOOPBACK and not key:
             raise ConfigError(
-                f"host={host!r} is reachable from other machines: set a key that opens the page (ASSAY_KEY)",
-                flag="--key",
+                f"`host={host!r}` is reachable from other machines: set a `key` that opens the page (ASSAY_KEY)"
             )
         self._gate = Access(key, host=host, names=names)
         self.has_key = key is not None

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from assay.cli.main import command_of
-from assay.cli.shared import in_flags
-from assay.errors import AssayError, ConfigError, DataError
+from assay.cli.main import names_of
+from assay.errors import AssayError, ConfigError, DataError, spoken
 from assay.reports.charts import share_bar
 from assay.traces.export.pipeline import export_rows, preview_export
 from assay.traces.export.settings import (
@@ -90,7 +89,7 @@ def _manifest_view(kind: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
                 **gate,
                 "value": format_value(gate["value"]),
                 "required": format_value(gate["required"]),
-                "text": in_flags(gate.get("missing") or gate.get("warning") or "", command_of(["export", kind])),
+                "text": spoken(gate.get("missing") or gate.get("warning") or "", names_of(["export", kind])),
             }
             for gate in manifest["gates"]
         ],

@@ -2,21 +2,20 @@
 
 import itertools
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from assay.cli.repeat import resume_command, run_command, words_of_run
+from assay.cli.repeat import resume_command, run_command, spoken_by_run
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
 from assay.reports.results import RunScores, result_lines, run_scores
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, Clipped, preview, setting_texts
-from assay.reports.training import TrainingPage, sft_page, training_page, unfinished_page
+from assay.reports.training import TrainingPage, training_page, unfinished_page
 from assay.reports.training_log import TrainingProgress, read_training_log
 from assay.support.times import since
 from assay.traces.store import Store
@@ -66,34 +65,25 @@ class ShownTraining:
     samples: list[Sample]
 
 
-def training_of(
-    store: Store, run: Mapping[str, Any], report: Mapping[str, Any], folder: Path, *, words: Callable[[str], str] = str
-) -> ShownTraining | None:
-    """The training of a run; None if the run is none, or has no step yet.
+def training_of(store: Store, run: Mapping[str, Any], report: Mapping[str, Any], folder: Path) -> ShownTraining | None:
+    """The training of a run; None if the run is none, or has no step yet. Its alarms name the flags of its command.
 
     Args:
         report: of the run; empty while it runs, or if it was killed.
         folder: of the run, with its log.
-        words: puts the flags of the command into alarms, in place of Python arguments.
     """
-    shown = _training_of(store, run, report, folder)
-    if shown is None:
-        return None
-    return replace(shown, page=replace(shown.page, warnings=[words(text) for text in shown.page.warnings]))
-
-
-def _training_of(store: Store, run: Mapping[str, Any], report: Mapping[str, Any], folder: Path) -> ShownTraining | None:
     if run["kind"] != "train":
         return None
     log = read_training_log(folder)
-    samples = [] if log is None else _samples(store, log)
-    if report.get("curves"):
-        return ShownTraining(page=training_page(report), samples=samples)
-    if "held_out_loss" in report:
-        return ShownTraining(page=sft_page(report), samples=[])
-    if log is None or not log.curves:
+    if report.get("curves") or "held_out_loss" in report:
+        page = training_page(report)
+    elif log is None or not log.curves:
         return None
-    return ShownTraining(page=_unfinished(run, log), samples=samples)
+    else:
+        page = _unfinished(run, log)
+    page = replace(page, warnings=[spoken_by_run(run["kind"], run["config"], text) for text in page.warnings])
+    samples = [] if log is None or "held_out_loss" in report else _samples(store, log)
+    return ShownTraining(page=page, samples=samples)
 
 
 def _unfinished(run: Mapping[str, Any], log: TrainingProgress) -> TrainingPage:
@@ -221,8 +211,8 @@ def run_page(
             better_first=better_first,
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
-    running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
-    trained = training_of(store, run, report, run_folder(where, run["id"]), words=words)
+    running, stopped = run["status"] == "running", report.get("stopped") or _failure(run, where) or ""
+    trained = training_of(store, run, report, run_folder(where, run["id"]))
     judges = judges_of(store, run)
     return View(
         template="run.html",
@@ -250,7 +240,7 @@ def run_page(
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
             "notes": notes_of(run, report, alarms=trained is None),  # a training shows its alarms above its curves
-            "stopped": words(report.get("stopped") or _failure(run, where) or ""),
+            "stopped": spoken_by_run(run["kind"], run["config"], stopped),
             "has_report": bool(report),
             "commands": list(_commands(store, run, report, judges, store_flag)),
         },
@@ -285,7 +275,7 @@ def notes_of(run: Mapping[str, Any], report: Mapping[str, Any], *, alarms: bool 
     noted = [*(report.get("alarms") or () if alarms else ()), *(report.get("notes") or ())]
     opened = report.get("test_openings") if run["kind"] == "evaluate" else None  # other pages show it at their result
     return [
-        *(words_of_run(run["kind"], run["config"], str(note)) for note in noted),
+        *(spoken_by_run(run["kind"], run["config"], str(note)) for note in noted),
         *([openings_line(opened)] if opened else []),
     ]
 

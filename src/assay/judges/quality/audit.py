@@ -350,7 +350,7 @@ def audit_cases(
         ConfigError: the shipped cases do not fit a nominal scale.
     """
     if profile not in PROFILES:
-        raise DataError(f"profile={profile!r} {one_of(profile, PROFILES)}")
+        raise DataError(f"`profile={profile!r}` {one_of(profile, PROFILES)}")
     shipped = bases is BASES
     if judge.spec.kind == "nominal" and shipped:
         raise ConfigError(

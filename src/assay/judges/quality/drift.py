@@ -144,7 +144,7 @@ class AnchorSet:
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            remake = "create one with freeze=…"
+            remake = "create one with `freeze=…`"
             check_format(f"the anchor set {path}", content["format"], _FORMAT, remake=remake, error=DataError)
             anchors = [Anchor(row["shown"], row["value"], row["verdict"]) for row in content["anchors"]]
             return cls(
@@ -158,7 +158,7 @@ class AnchorSet:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is not an anchor set: {type(error).__name__}: {error}. Create one with freeze=…"
+                f"{path} is not an anchor set: {type(error).__name__}: {error}. Create one with `freeze=…`"
             ) from None
 
 

@@ -145,7 +145,7 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
             raise DataError(f"{path} has no row to train on: it is empty. {_HINT}")
         reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
         raise DataError(
-            f"{path} has no row to train on: of its rows, {reasons}. Collect better rollouts, or lower min_quality"
+            f"{path} has no row to train on: of its rows, {reasons}. Collect better rollouts, or lower `min_quality`"
         )
     names_of: dict[str, str] = {}  # by prompt: rows of two tasks with one prompt are of one task, in any spelling
     task_ids = [

@@ -39,7 +39,6 @@ from assay.optimizers.finetuning.sources import Recorded, Rollouts, job_of
 from assay.reports.training import constant_reward, curves_of, of_other_seeds, write_training
 from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted, figure
-from assay.support.report import Words
 from assay.support.values import json_text
 
 # -- Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.
@@ -190,43 +189,45 @@ class TrainingMonitor:
         if self._collapsed("entropy"):
             alarms["entropy"] = (
                 f"entropy fell from {self._first('entropy'):.2f} to {self.last('entropy', 1)[0]:.2f} nats per token: "
-                "the policy has stopped exploring. Raise beta=… or temperature=…, or lower learning_rate=…"
+                "the policy has stopped exploring. Raise `beta=…` or `temperature=…`, or lower `learning_rate=…`"
             )
         if (clipped := self._lasting("clip_ratio/region_mean", lambda share: share > 0.2)) is not None:
             alarms["clip"] = (
                 f"{100 * clipped:.0f} % of the tokens are clipped: the policy changes too fast. Lower "
-                "learning_rate=… or iterations=…"
+                "`learning_rate=…` or `iterations=…`"
             )
         if self._collapsed("reward_std") and not self._near_maximum():
             alarms["deviation"] = (
                 f"the standard deviation of the rewards fell from {self._first('reward_std'):.3f} to "
                 f"{self.last('reward_std', 1)[0]:.3f}: little is left to learn from. Take other tasks, raise "
-                "temperature=… or num_generations=…, or give the rubric grades between 0 and 1"
+                "`temperature=…` or `num_generations=…`, or give the rubric grades between 0 and 1"
             )
         if (share := self._lasting("zero_variance_groups", lambda share: share >= 0.75)) is not None:
             alarms["zero_variance"] = (
                 f"{100 * share:.0f} % of the groups have zero variance, so nothing is learned from them. "
-                f"{self._difficulty()}, or raise num_generations=… or temperature=…"
+                f"{self._difficulty()}, or raise `num_generations=…` or `temperature=…`"
             )
         distinct = self._lasting("distinct", lambda share: share < 0.3)
         if distinct is not None and not self._near_maximum():
             alarms["distinct"] = (
-                f"only {100 * distinct:.0f} % of the answers of a group are distinct: raise temperature=…, beta=… or "
-                "num_generations=…"
+                f"only {100 * distinct:.0f} % of the answers of a group are distinct: raise `temperature=…`, "
+                "`beta=…` or `num_generations=…`"
             )
         if (kl := self._lasting("kl", lambda nats: nats > 0.5)) is not None:
             alarms["kl"] = (
-                f"the KL to the model before training is {kl:.2f} nats per token. Raise beta=… or lower learning_rate=…"
+                f"the KL to the model before training is {kl:.2f} nats per token. Raise `beta=…` or lower "
+                "`learning_rate=…`"
             )
         if (cut := self._lasting("cut_off", lambda share: share > 0.3)) is not None:
             alarms["cut"] = (
-                f"{100 * cut:.0f} % of the answers are truncated: raise max_completion=…, or add a criterion on "
+                f"{100 * cut:.0f} % of the answers are truncated: raise `max_completion=…`, or add a criterion on "
                 "length to the rubric"
             )
         if self._trend("reward") > 0 and self._trend("turns") > 0 >= self._trend("score"):
             alarms["income"] = (
                 "the reward rises with the number of calls and the score does not: step rewards are earned by making "
-                "more calls. Lower step_weight=… or discount=…, or limit the calls with parameters={'max_steps': …}"
+                "more calls. Lower `step_weight=…` or `discount=…`, or limit the calls with "
+                "`parameters={'max_steps': …}`"
             )
         if self._trend("score") > 0 > self._trend("monitor"):
             alarms["hacking"] = (
@@ -347,19 +348,12 @@ class PolicyReport(TrainingReport):
         words = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}
         yield f"{words[self.converged]}: the mean reward of the last ten steps, compared with that of the ten before"
 
-    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any], words: Words) -> Path:
-        return write_training(path, data, tasks=tasks, words=words)
-
-    def write_own_page(self, words: Words = str) -> None:
-        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn.
-
-        Args:
-            words: puts the flags of the command into alarms and notes, in place of Python arguments.
-        """
+    def write_own_page(self) -> None:
+        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
         try:
             content = self.to_dict()
             reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
-            self.report = write_training(self.path / "training.html", content, reports, words=words)
+            self.report = write_training(self.path / "training.html", content, reports)
         except AssayError as error:
             self.notes.append(f"no page was written: {error}")
 
@@ -399,12 +393,12 @@ def train_policy(
         ModelError: memory or disk ran out.
     """
     if retained and not config.evaluate_every:
-        raise ConfigError("evaluate_every=0 evaluates none of the retention tasks: give a number of steps")
+        raise ConfigError("`evaluate_every=0` evaluates none of the retention tasks: give a number of steps")
     if source.items < config.prompts_per_step:
         needed = config.prompts_per_step
         raise DataError(
             f"{source.items} {source.of_what} to train on, and a step takes {needed}: "
-            "give more data, or lower prompts_per_step"
+            "give more data, or lower `prompts_per_step`"
         )
     job = {
         **config.of_what(),
@@ -488,7 +482,8 @@ class _Training:
             self.report.steps = self.report.best_step = trainer.state.global_step
             if self._stopped():
                 raise Cancelled(
-                    f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; continue with resume=True"
+                    f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; continue with "
+                    "`resume=True`"
                 )
             if self.diverged:
                 self.report.stopped, self.report.best_step = last_good(trainer, self.work, self.report.steps)
@@ -642,7 +637,7 @@ class _Training:
             losses = ", ".join(f"{name} lost {value:.3f}" for name, value in exceeding.items())
             self.report.stopped = (
                 f"step {step}: {losses}, and {self.config.max_score_drop:g} may be lost. "
-                "Raise beta=… or lower learning_rate=…"
+                "Raise `beta=…` or lower `learning_rate=…`"
             )
             self.monitoring.alarm(step, "forgetting", self.report.stopped)
             self.score_dropped = True

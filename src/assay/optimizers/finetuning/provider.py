@@ -215,7 +215,7 @@ class TRLReinforceJob(dspy.Provider().ReinforceJob):  # type: ignore[misc]
         from assay.optimizers.finetuning.policy_gradient import make_trainer
 
         try:
-            with quiet(), ready("lower max_length, then lora_r"), lean_head():
+            with quiet(), ready("lower `max_length`, then `lora_r`"), lean_head():
                 self.trainer = make_trainer(
                     self.policy,
                     self.config,

@@ -1,13 +1,13 @@
 """What the reports of all trainings have: the lines for people, and the page."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.reports.markdown import curriculum_lines
 from assay.reports.trained import compared_runs, trained_tasks
-from assay.reports.training import in_numbers
-from assay.support.report import Report, Table, Words
+from assay.reports.training import in_numbers, write_training
+from assay.support.report import Report, Table
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
 from assay.traces.store.sealing import openings_line
@@ -29,10 +29,6 @@ class TrainingReport(ReportRepr):
 
     def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
         """The lines of this kind of training."""
-        raise NotImplementedError
-
-    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any], words: Words) -> Path:
-        """Writes the page of this kind of training."""
         raise NotImplementedError
 
     def warnings(self) -> Iterator[str]:
@@ -63,11 +59,9 @@ class TrainingReport(ReportRepr):
         if data["name"]:
             yield f"In any command: `model` {data['name']}"
 
-    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
         """Writes the report as one HTML file, with the tasks of the store's evaluations before and after.
 
-        Args:
-            words: changes alarms and notes; the command line puts its flags into them, in place of Python arguments.
         Raises:
             ConfigError: the file cannot be written.
         """
@@ -76,4 +70,4 @@ class TrainingReport(ReportRepr):
             with Store(store) as opened:
                 tasks = trained_tasks(opened, data["validation"])
                 opened.put_report(path, *compared_runs(data["validation"]))
-        return self.written(Path(path), data, tasks, words)
+        return write_training(Path(path), data, tasks=tasks)

@@ -126,12 +126,12 @@ def _prepare(work: Path, job: Mapping[str, Any], made_from: Mapping[str, Any], r
     job_file = work / "job.json"
     if resume:
         if not job_file.exists():
-            raise ConfigError(f"there is nothing to resume in {work}: leave resume=True out")
+            raise ConfigError(f"there is nothing to resume in {work}: leave `resume=True` out")
         before = json.loads(job_file.read_text(encoding="utf-8"))
         if changed := sorted(key for key in job if before.get(key) != job[key]):
             raise ConfigError(
                 f"the training in {work} has another {', '.join(changed)}: "
-                "resume with the same settings, or start again without resume=True"
+                "resume with the same settings, or start again without `resume=True`"
             )
         for folder in (work / "checkpoints").glob("checkpoint-*"):
             try:
@@ -178,13 +178,13 @@ def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
     if not checkpoints:
         raise Diverged(
             f"the loss or its gradient was not a finite number at step {step}, before any checkpoint: lower "
-            "learning_rate"
+            "`learning_rate`"
         )
     checkpoint = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
     restored(trainer.model, checkpoint)
     message = (
         f"the loss or its gradient was not a finite number at step {step}; the weights are those of {checkpoint.name}. "
-        "A lower learning_rate may allow it to continue"
+        "A lower `learning_rate` may allow it to continue"
     )
     return message, int(checkpoint.name.rpartition("-")[2])
 
@@ -222,10 +222,10 @@ def stoppable() -> Iterator[threading.Event]:
             signal.signal(kind, handler)
 
 
-SFT_MEMORY = "start a new run with batch=2 or batch=1, then with a lower max_length, then with a lower lora_r"
+SFT_MEMORY = "start a new run with `batch=2` or `batch=1`, then with a lower `max_length`, then with a lower `lora_r`"
 POLICY_MEMORY = (
-    "lower per_device_batch_size, which may change with resume=True; then start a new run with a lower max_length, "
-    "then with a lower lora_r"
+    "lower `per_device_batch_size`, which may change with `resume=True`; then start a new run with a lower "
+    "`max_length`, then with a lower `lora_r`"
 )
 
 
@@ -252,7 +252,7 @@ def ready(less_memory: str) -> Iterator[None]:
             case "disk":
                 raise ModelError(
                     f"the disk is full ({str(error)[:200]}). The last whole checkpoint is kept: "
-                    "make room, and add resume=True"
+                    "make room, and add `resume=True`"
                 ) from error
         raise
     finally:

@@ -29,10 +29,9 @@ from assay.optimizers.finetuning.run_folder import (
     world,
 )
 from assay.optimizers.finetuning.settings import SFTSettings
-from assay.reports.training import write_sft
 from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted
-from assay.support.report import Table, Words
+from assay.support.report import Table
 from assay.traces.export.rendering import RowRenderer
 
 # -- Loss curves of supervised fine-tuning, the alarms they raise, and the end at a loss that is not finite.
@@ -110,12 +109,12 @@ class LossMonitor:
         if len(curve) > _RISEN and first == (0, lowest):
             alarms["no_better"] = (
                 f"no held-out loss is below the {lowest:.3f} before training: what is learned from these rows does "
-                "not carry over to other tasks. Lower learning_rate=…, or give more tasks"
+                "not carry over to other tasks. Lower `learning_rate=…`, or give more tasks"
             )
         elif best and len([step for step, _ in curve if step > best]) >= _RISEN and last > lowest:
             alarms["overfitting"] = (
                 f"the held-out loss rose from {lowest:.3f} at step {best} to {last:.3f}: the rows are learned by "
-                "heart. The weights with the lowest held-out loss are kept. Lower epochs=… or learning_rate=…, or "
+                "heart. The weights with the lowest held-out loss are kept. Lower `epochs=…` or `learning_rate=…`, or "
                 "give more rows"
             )
         return alarms
@@ -172,9 +171,6 @@ class SFTReport(TrainingReport):
             f"{counted(self.tasks, 'tasks')}; {counted(self.steps, 'steps')}, the best is {self.best_step}"
         )
 
-    def written(self, path: Path, data: Mapping[str, Any], tasks: Sequence[Any], words: Words) -> Path:
-        return write_sft(path, data, tasks=tasks, words=words)
-
 
 def train_sft(
     source: str | Path,
@@ -218,7 +214,7 @@ def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> t
     if not train:
         raise DataError(
             f"no row is left to train on: {dict(data.left_out)}. "
-            "Raise max_length, or export shorter ones (`assay export sft --without-demos`)"
+            "Raise `max_length`, or export shorter ones (`assay export sft --without-demos`)"
         )
     return train, evaluated
 
@@ -376,7 +372,7 @@ def make_trainer(
     from trl import SFTTrainer
 
     if config.batch % world():
-        raise ConfigError(f"batch={config.batch} is not divisible among {world()} processes: use a multiple of it")
+        raise ConfigError(f"`batch={config.batch}` is not divisible among {world()} processes: use a multiple of it")
     share, cuda = config.batch // world(), torch.cuda.is_available()
     per_device = math.gcd(share, _MOST_ROWS)
     every = max(1, _steps(len(train), config) // config.evaluations)

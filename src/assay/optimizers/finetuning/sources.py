@@ -551,7 +551,7 @@ def export_temperature(folder: str | Path, default: float | None = None) -> floa
     unrecorded = counts.pop(None, 0)
     if unrecorded and default is None:
         raise ConfigError(
-            f"{unrecorded} calls of {folder} have no recorded sampling temperature: set it with temperature=…"
+            f"{unrecorded} calls of {folder} have no recorded sampling temperature: set it with `temperature=…`"
         )
     if len(counts) > 1:
         summary = ", ".join(f"{count} at {value:g}" for value, count in sorted(counts.items()))

@@ -272,7 +272,7 @@ def train_policy(
     """
     if episodes < 1 or not 0 < learning_rate < math.inf:
         raise ConfigError(
-            f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0"
+            f"`episodes={episodes!r}` must be at least 1 and `learning_rate={learning_rate!r}` a finite number above 0"
         )
     outcome, progress = into or PolicyOutcome(start), progress or SilentProgress()
     state = _TrainingState(
@@ -373,7 +373,7 @@ class _TrainingState:
         if not tasks:
             raise ConfigError("a policy needs tasks to learn from")
         if per_episode is not None and per_episode < 1:
-            raise ConfigError(f"tasks_per_episode={per_episode!r} must be at least 1; leave it out for all tasks")
+            raise ConfigError(f"`tasks_per_episode={per_episode!r}` must be at least 1; leave it out for all tasks")
         self.objective, self.tasks, self.space = objective, list(tasks), space
         self.policy, self.budget, self.per_episode = policy, budget, per_episode
         self.reach, self.learns, self.history = reach, learns, history

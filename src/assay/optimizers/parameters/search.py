@@ -129,7 +129,7 @@ def _storage_errors() -> Iterator[None]:
         if storage_error is None:
             raise
         reason = str(storage_error).partition("\n")[0]
-        raise StoreError(f"the study's storage is gone: {reason}. Start it, and continue with resume=True") from error
+        raise StoreError(f"the study's storage is gone: {reason}. Start it, and continue with `resume=True`") from error
 
 
 def _of_the_storage(error: BaseException | None) -> BaseException | None:

@@ -52,7 +52,7 @@ class Space:
     def __post_init__(self) -> None:
         check_ranges(self.ranges, self.fixed)
         if not any(self.searched(program) for program in self.programs):
-            way = "; they need method='optuna' and a program with a thinking budget, such as thinking=64"
+            way = "; they need `method='optuna'` and a program with a thinking budget, such as `thinking=64`"
             raise ParameterError(
                 f"nothing is searched: no effect of {', '.join(self.ranges)} in {', '.join(self.programs)}"
                 f"{way if set(self.ranges) & set(THRESHOLDS) else ''}"

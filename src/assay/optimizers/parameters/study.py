@@ -136,7 +136,7 @@ def _sampler(space: Space, config: SearchConfig) -> Any:
         and len(space.programs) > 1
         and len({tuple(space.searched(p)) for p in space.programs}) > 1
     ):
-        raise ConfigError("sampler='grid' needs programs with the same parameters; take tpe")
+        raise ConfigError("`sampler='grid'` needs programs with the same parameters; take tpe")
     if config.sampler in _NEEDS and importlib.util.find_spec(_NEEDS[config.sampler]) is None:
         raise MissingExtra(_NEEDS[config.sampler], "train")
     return SeededByTrial(makers[config.sampler], config.seed)

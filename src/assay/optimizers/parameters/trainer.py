@@ -88,11 +88,11 @@ class RLTrainer:
     ) -> None:
         tasks = list(getattr(benchmark, "tasks", benchmark))
         if not 0 <= eval_fraction < 1:
-            raise ConfigError(f"eval_fraction={eval_fraction!r} must be at least 0 and below 1")
+            raise ConfigError(f"`eval_fraction={eval_fraction!r}` must be at least 0 and below 1")
         if len(tasks) < 2:
             raise ConfigError(f"a benchmark needs at least two tasks, got {len(tasks)}")
         if samples < 1:
-            raise ConfigError(f"samples={samples!r} must be at least 1")
+            raise ConfigError(f"`samples={samples!r}` must be at least 1")
         order = np.random.default_rng(seed).permutation(len(tasks))
         eval_count = round(eval_fraction * len(tasks))
         keys = [task.key if isinstance(task, Task) else str(at) for at, task in enumerate(tasks)]

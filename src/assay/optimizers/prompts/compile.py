@@ -166,11 +166,11 @@ def _fitted(search: PromptSearch, winner: Candidate, session: Session, margin: f
         return winner
     if not fits_thinking(program) or (refinement_in(program) is None and session.only_own_models):
         if fits_thinking(baseline.student.program):  # otherwise the job has said so before it began
-            search.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
+            search.notes.append(f"`thinking_margin` had no effect: {winner.name} takes no thinking policy")
         return winner
     if margin and len(search.val) < (needed := lossless_tasks(margin)):
         session.progress.say(
-            f"warning: thinking_margin={margin:g} needs {needed} val tasks if no score changes, or more; "
+            f"warning: `thinking_margin={margin:g}` needs {needed} val tasks if no score changes, or more; "
             f"there are {len(search.val)}, so probably nothing is saved"
         )
     try:

@@ -160,9 +160,7 @@ def explore(
             first = runs[0][0].scored
             if not any(run.scored.scored for run, _ in runs) and not any(v.tried for v in variants):
                 reason = first.failed or first.feedback
-                raise ModelError(
-                    f"none of the first {len(runs)} runs could be scored: {reason}. {CONTINUES}", flag="--resume"
-                )
+                raise ModelError(f"none of the first {len(runs)} runs could be scored: {reason}. {CONTINUES}")
             if not exploration.overridden and _overrides(variant, student, runs):
                 exploration.overridden = True
                 variants = [v for v in variants if v.settings["adapter"] == student.settings["adapter"]] or [variant]

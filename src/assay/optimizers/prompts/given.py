@@ -135,7 +135,7 @@ def target_of(name: str, known: tuple[str, ...] = ()) -> Any:
     module, colon, _ = without_call(name).rpartition(":")
     if not colon or not module:
         other = "package.module:NAME, file.py:NAME"
-        raise ConfigError(f"optimizer={name!r} {one_of(name, known, other=other)}")
+        raise ConfigError(f"`optimizer={name!r}` {one_of(name, known, other=other)}")
     try:
         arguments_in(name)
     except ProgramError as error:
@@ -204,10 +204,7 @@ def _check_compile(
     if "MIPROv2" in classes_of(optimizer) and getattr(optimizer, "auto", "") is None and "num_trials" not in settings:
         missing.append("num_trials")  # where auto is None
     if missing:
-        raise ConfigError(
-            f"optimizer {title}: compile requires {', '.join(missing)}: give it in optimizer_settings",
-            flag="--optimizer-set NAME=VALUE",
-        )
+        raise ConfigError(f"optimizer {title}: compile requires {', '.join(missing)}: give it in `optimizer_settings`")
 
 
 def compiled_by(name: str, p: Proposal, *, configured: Any = None) -> RecordedProgram:

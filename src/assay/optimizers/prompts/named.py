@@ -150,10 +150,7 @@ def check_settings(name: str, settings: Mapping[str, Any], target: Any = None) -
     for each in targets:
         for setting, value in settings.items():
             if (declared := _mistyped(each, setting, value)) is not None:
-                raise ConfigError(
-                    f"optimizer_settings {setting}={value!r} must be {declared} for {name}",
-                    flag=f"--optimizer-set {setting}=VALUE",
-                )
+                raise ConfigError(f"`optimizer_settings` {setting}={value!r} must be {declared} for {name}")
 
 
 def _mistyped(target: Any, setting: str, value: Any) -> str | None:

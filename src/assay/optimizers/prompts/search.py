@@ -439,8 +439,7 @@ class PromptSearch:
         baseline = self.candidates[0].evaluation
         if baseline.why_unscored is not None:
             raise ModelError(
-                f"none of the {len(baseline)} val tasks could be scored: {baseline.why_unscored}. {CONTINUES}",
-                flag="--resume",
+                f"none of the {len(baseline)} val tasks could be scored: {baseline.why_unscored}. {CONTINUES}"
             )
 
     def summaries(self) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ _HALT_AT = (0.7, 0.5, 0.3)  # probabilities that are tried besides the program's
 _MIN_GAIN = (0.01, 0.05, 0.1, 0.2)
 _NO_ROUNDS = (
     "no halting was fitted: no round on val could have been left out. There are rounds from "
-    "parameters={'reasoning_depth': 6} on, while the verifier does not accept the answer"
+    "`parameters={'reasoning_depth': 6}` on, while the verifier does not accept the answer"
 )
 FULL = "thinks once"
 POLICIES: Mapping[str, ThinkingPolicy] = {

@@ -86,16 +86,14 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
             raise ConfigError(
                 f"the agent {self.name!r} asked for the model {asked}, and the one in training is "
                 f"{opened.upstream.name!r}. Let it read the name from ASSAY_MODEL (in a callable: task['model']), or "
-                f"set agent_model to that name",
-                flag="--agent-model NAME",
+                f"set `agent_model` to that name"
             )
         if not failed and not rollout.transitions:
             raise ConfigError(
                 f"the agent {self.name!r} answered its first task without calling the model at its base URL "
                 f"({opened.upstream.name} at {self.gateway.address if self.gateway else ''}/v1), so there is nothing "
                 "to train on. Let its client read OPENAI_BASE_URL and OPENAI_API_KEY (in a callable: task['base_url'] "
-                "and task['api_key']), and set no address in the agent",
-                flag="--agent",
+                "and task['api_key']), and set no address in the agent"
             )
 
     def notes(self) -> list[str]:

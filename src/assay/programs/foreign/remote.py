@@ -66,9 +66,9 @@ class TaskServer:
 
     def __init__(self, url: str, key: str) -> None:
         if "://" not in url:
-            raise ConfigError(f"server={url!r} is not a URL: write http://{url}", flag="--server URL")
+            raise ConfigError(f"`server={url!r}` is not a URL: write http://{url}")
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise ConfigError(f"server={url!r} must be the address that the trainer printed", flag="--server URL")
+            raise ConfigError(f"`server={url!r}` must be the address that the trainer printed")
         self.url, self._key = url.rstrip("/").removesuffix("/v1"), key
         self.reached = time.monotonic()  # when it last answered
 
@@ -94,11 +94,10 @@ class TaskServer:
                 raise _Over(reply) from None
             if error.code in (401, 403):
                 raise ConfigError(
-                    f"{self.url} refuses the key: key must be the trainer's agent_key (ASSAY_AGENT_KEY)",
-                    flag="--key",
+                    f"{self.url} refuses the key: `key` must be the trainer's `agent_key` (ASSAY_AGENT_KEY)"
                 ) from None
             if error.code == 404:
-                raise ConfigError(f"{self.url} leases no tasks: is it a trainer with agent='remote'?") from None
+                raise ConfigError(f"{self.url} leases no tasks: is it a trainer with `agent='remote'`?") from None
             raise ConnectionError(f"{self.url} answers with {error.code}: {reply}") from None
         except (http.client.HTTPException, ValueError) as error:
             raise ConnectionError(f"the answer of {self.url} cannot be read: {error_text(error)}") from None

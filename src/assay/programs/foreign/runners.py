@@ -153,9 +153,9 @@ def command_of(agent: str) -> list[str]:
     try:
         words = shlex.split(agent)
     except ValueError as error:
-        raise ConfigError(f"agent={agent!r} cannot be read as a command: {error}") from None
+        raise ConfigError(f"`agent={agent!r}` cannot be read as a command: {error}") from None
     if not words:
-        raise ConfigError("agent is empty: give a command, or MODULE:CALLABLE", flag="--agent")
+        raise ConfigError("`agent` is empty: give a command, or MODULE:CALLABLE")
     return words
 
 
@@ -258,9 +258,8 @@ class CommandRunner:
             )
         except OSError as error:
             raise ConfigError(
-                f"agent={shlex.join(self.words)!r} cannot be started: {error.strerror or error}. Give a command, or "
-                "MODULE:CALLABLE",
-                flag="--agent",
+                f"`agent={shlex.join(self.words)!r}` cannot be started: {error.strerror or error}. Give a command, or "
+                "MODULE:CALLABLE"
             ) from None
 
     def _exit_code(self, process: "subprocess.Popen[bytes]", out: BinaryIO, check: Callable[[], None]) -> int:
@@ -303,22 +302,20 @@ def runner_of(agent: str, *, environment: bool = False) -> AgentRunner:
     if not named_callable(agent):
         words = command_of(agent)
         if words[0].endswith(".py") and not shutil.which(words[0]):
-            raise ConfigError(
-                f"agent={agent!r} is not a command: write 'python {agent}', or {words[0]}:FUNCTION", flag="--agent"
-            )
+            raise ConfigError(f"`agent={agent!r}` is not a command: write 'python {agent}', or {words[0]}:FUNCTION")
         return CommandRunner(words)
     module, _, name = agent.rpartition(":")
     if module.endswith(".py") and not Path(module).is_file():
-        raise ConfigError(f"agent={agent!r}: there is no file {module}", flag="--agent")
+        raise ConfigError(f"`agent={agent!r}`: there is no file {module}")
     try:
         function = attribute_of(agent)
     except (ImportError, AttributeError) as error:
         if isinstance(error, AttributeError) and error.name == name and error.obj is not None:
             near = nearest(name, [other for other in vars(error.obj) if not other.startswith("_")])
             hint = f". Did you mean {near!r}?" if near else ""
-            raise ConfigError(f"agent={agent!r}: {module} has no {name!r}{hint}", flag="--agent") from error
-        raise ConfigError(f"agent={agent!r} cannot be loaded: {error}", flag="--agent") from error
+            raise ConfigError(f"`agent={agent!r}`: {module} has no {name!r}{hint}") from error
+        raise ConfigError(f"`agent={agent!r}` cannot be loaded: {error}") from error
     if not callable(function) or isinstance(function, type):
         kind = "a class" if isinstance(function, type) else type(function).__name__
-        raise ConfigError(f"agent={agent!r} is {kind}; it must be a function of the task", flag="--agent")
+        raise ConfigError(f"`agent={agent!r}` is {kind}; it must be a function of the task")
     return CallableRunner(function, environment=environment)

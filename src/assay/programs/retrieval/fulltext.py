@@ -120,7 +120,7 @@ def prepare(engine: sa.Engine, table: str = "passages", columns: Sequence[str] =
         if not connection.execute(sa.text("SELECT count(*) FROM pragma_module_list WHERE name = 'fts5'")).scalar():
             raise StoreError(
                 "this Python's SQLite has no full-text search (FTS5): use another build of Python, or PostgreSQL as "
-                "the store (store='postgresql://…')"
+                "the store (`store='postgresql://…'`)"
             )
         for statement in _created(table, columns):
             connection.exec_driver_sql(statement)

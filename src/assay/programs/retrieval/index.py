@@ -43,12 +43,14 @@ def embedder_of(embedder: Any) -> Any:
     if embedder is None or isinstance(embedder, dspy.Embedder):
         return embedder
     if not isinstance(embedder, str) and not callable(embedder):
-        raise ConfigError(f"embedder={embedder!r} must be a dspy.Embedder, a model's name or a function of texts")
+        raise ConfigError(f"`embedder={embedder!r}` must be a dspy.Embedder, a model's name or a function of texts")
     if isinstance(embedder, str) and ".py:" in embedder:
-        raise ConfigError(f"embedder={embedder!r} names a function in a file: import it, and pass the function itself")
+        raise ConfigError(
+            f"`embedder={embedder!r}` names a function in a file: import it, and pass the function itself"
+        )
     if isinstance(embedder, str) and not has_provider(embedder):
         raise ConfigError(
-            f"embedder={embedder!r} names no provider: write openai/{embedder} for an OpenAI-compatible server, "
+            f"`embedder={embedder!r}` names no provider: write openai/{embedder} for an OpenAI-compatible server, "
             "PROVIDER/NAME, or file.py:NAME for a function of texts"
         )
     return dspy.Embedder(embedder, caching=False)  # DSPy's cache on disk is unpickled

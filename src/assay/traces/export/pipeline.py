@@ -125,7 +125,7 @@ def export_traces(
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with out=…") from None
+        raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with `out=…`") from None
     try:
         with bar(run.total) if bar else contextlib.nullcontext(lambda _: None) as advance:
             written = run.write(scratch, advance)
@@ -144,7 +144,7 @@ def export_traces(
             os.rename(scratch, folder)
         except OSError as error:
             raise ConfigError(
-                f"{folder} was created while this export was written; name a new folder", flag="--out"
+                f"{folder} was created while this export was written; name a new folder (`out`)"
             ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -198,10 +198,10 @@ def _pass(store: Store, config: ExportConfig) -> ExportPass:
 
 def _check_arguments(folder: Path, config: ExportConfig, rubric: Mapping[str, bytes] | None) -> None:
     if config.kind == "grpo" and rubric is None:
-        raise ConfigError("kind='grpo' requires rubric=…, which scores the completions")
+        raise ConfigError("`kind='grpo'` requires `rubric=…`, which scores the completions")
     if folder.exists():
-        raise ConfigError(f"{folder} already exists and is not overwritten; name a new folder", flag="--out")
+        raise ConfigError(f"{folder} already exists and is not overwritten; name a new folder (`out`)")
     if config.privacy_key is not None and Path(config.privacy_key).absolute().is_relative_to(folder):
         raise ConfigError(
-            f"privacy_key={str(config.privacy_key)!r} is inside the export folder; keep the key elsewhere"
+            f"`privacy_key={str(config.privacy_key)!r}` is inside the export folder; keep the key elsewhere"
         )

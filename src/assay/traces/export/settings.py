@@ -184,12 +184,12 @@ _CURES = {  # advice by exclusion reason
     "with the inputs of a sealed task": "inputs with this hash are in the gate or test split; record other inputs",
     "still running": "`assay traces close` ends open rollouts",
     "ended by an error of the model or the infrastructure": "run the tasks again when the model is available",
-    "of a tenant that was not selected": "select it with tenants=…",
-    "without any consent": "leave out require_consent=True",
-    "without a human rating": "leave out rated=True, or rate with `assay traces rate`",
+    "of a tenant that was not selected": "select it with `tenants=…`",
+    "without any consent": "leave out `require_consent=True`",
+    "without a human rating": "leave out `rated=True`, or rate with `assay traces rate`",
     "unscored": "`assay traces score --rubric R` scores them",
     "without an outcome or with a non-finite reward": "`assay traces score --rubric R` scores them",
-    "by balancing": "change balance=…",
+    "by balancing": "change `balance=…`",
 }
 
 
@@ -233,8 +233,8 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
     if manifest["kind"] == "preferences" and manifest["rollouts"]:
         groups = f"{manifest['rollouts']} in {counted(manifest['groups'], 'groups')}"
         parts.append(
-            f"{groups}, without two answers to the same prompt whose returns differ by the margin (lower margin=…, or "
-            f"collect more rollouts per task)"
+            f"{groups}, without two answers to the same prompt whose returns differ by the margin (lower "
+            "`margin=…`, or collect more rollouts per task)"
         )
     return f"of {counted(drawn, 'rollouts')}: " + ("; ".join(parts) or "none has a call that makes a row")
 
@@ -243,7 +243,7 @@ def _cure(reason: str, manifest: Mapping[str, Any]) -> str:
     least = manifest["filters"].get("min_quality")
     cures = {
         **_CURES,
-        **({f"below the quality of {least:g}": "a lower min_quality includes them"} if least is not None else {}),
+        **({f"below the quality of {least:g}": "a lower `min_quality` includes them"} if least is not None else {}),
     }
     return f" ({cures[reason]})" if reason in cures else ""
 
@@ -358,7 +358,7 @@ class GateReport(ReportRepr):
         state, required = self.state, self.gates.privacy
         texts = {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}
         passed = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
-        missing = self.missing + ("; export with privacy='auto'" if state in (FAILED, OFF) else "")
+        missing = self.missing + ("; export with `privacy='auto'`" if state in (FAILED, OFF) else "")
         warning = {"warning": self.missing} if passed and state == PATTERNS else {}
         return _gate("privacy", state, texts[required], passed=passed, enforced=True, missing=missing, **warning)
 
@@ -371,7 +371,7 @@ def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
     value, required, more = "not checked", "every answer is rendered", dict[str, str]()
     if not counts["found"]:
         more["warning"] = (
-            f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
+            f"{counts['note']}; set `model=…` to a model whose tokenizer is installed, or download it with "
             f"`assay models pull`"
         )
     elif counts["masks"] is False:
@@ -379,7 +379,7 @@ def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
         more["missing"] = (
             f"TRL trains on the assistant's text of whole conversations by `{{% generation %}}` marks. The chat "
             f"template of {counts['model']} has none, and TRL has no copy of it with marks. Export "
-            "one row per call (without whole=True), or add marks to the template in the model's folder"
+            "one row per call (without `whole=True`), or add marks to the template in the model's folder"
         )
     else:
         value = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"
@@ -473,21 +473,21 @@ class ExportConfig(Target, Credited, Protected):
     def check(self) -> None:
         if not self.demos and (self.whole or self.kind != "sft"):
             raise ConfigError(
-                "demos=False requires kind='sft' and whole=False: other rows have no demonstrations to leave out"
+                "`demos=False` requires `kind='sft'` and `whole=False`: other rows have no demonstrations to leave out"
             )
         if self.agents and (self.whole or self.kind == "grpo"):
             raise ConfigError(
-                f"agents={self.agents!r} requires rows of one call each, and not kind='grpo' or whole=True, whose rows "
-                "have whole rollouts"
+                f"`agents={self.agents!r}` requires rows of one call each, and not `kind='grpo'` or `whole=True`, "
+                "whose rows have whole rollouts"
             )
         if self.kind == "transitions" and (self.model, self.tools) != (DEFAULT_WEIGHTS, "auto"):
             raise ConfigError(
-                "model=… and tools=… have no effect on kind='transitions': its rows have the exact requests and token "
-                "ids"
+                "`model=…` and `tools=…` have no effect on `kind='transitions'`: its rows have the exact requests "
+                "and token ids"
             )
         if self.advantage == "batch" and self.by_outcome:
-            raise ConfigError("by_outcome=True has no effect with advantage='batch'; use advantage='group'")
+            raise ConfigError("`by_outcome=True` has no effect with `advantage='batch'`; use `advantage='group'`")
         if self.balance.method == "over" and self.kind in ("grpo", "preferences"):
             raise ConfigError(
-                f"balance='over' repeats rollouts, but {self.kind} keeps distinct rows; use 'down' or 'temperature'"
+                f"`balance='over'` repeats rollouts, but {self.kind} keeps distinct rows; use 'down' or 'temperature'"
             )

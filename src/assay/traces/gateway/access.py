@@ -65,7 +65,7 @@ class Access:
     def __init__(self, key: str | None, *, host: str, names: Iterable[str] = ()) -> None:
         if host not in LOOPBACK and not key:
             raise ConfigError(
-                f"host={host!r} is reachable from other machines: set the key that callers send (--key, or ASSAY_KEY)"
+                f"`host={host!r}` is reachable from other machines: set the key that callers send (--key, or ASSAY_KEY)"
             )
         if key is not None and (len(key) < 8 or "." in key or not key.isascii() or any(c.isspace() for c in key)):
             raise ConfigError("the key must have at least 8 characters, without a dot or spaces")

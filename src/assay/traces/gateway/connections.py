@@ -55,7 +55,7 @@ class ConnectionLimits:
     def __post_init__(self) -> None:
         for name in ("idle_s", "receive_s", "stalled_s"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0")
+                raise ConfigError(f"`{name}={getattr(self, name)!r}` must be above 0")
         if self.most is not None and self.most < 1:
             raise ConfigError(f"most={self.most!r} must be at least 1 connection (--max-connections)")
         if self.most is not None and self.most > max(16, (descriptors := _descriptors()) // 2):

@@ -92,7 +92,7 @@ class LoopCounts:
 
     def __init__(self, action: str) -> None:
         if action not in ("off", "alarm", "stop"):
-            raise ConfigError(f"loops={action!r} must be 'off', 'alarm' or 'stop'")
+            raise ConfigError(f"`loops={action!r}` must be 'off', 'alarm' or 'stop'")
         self.action = action
         self.alarms = self.stopped = self.repeated_words = self.tokens_saved = 0
 

@@ -502,7 +502,7 @@ def upstream_of(
     if base is not None:
         base = re.sub("^https?://", lambda scheme: scheme[0].lower(), base.strip(), flags=re.IGNORECASE)
         if not re.match("https?://[^/?#]", base):
-            raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
+            raise ConfigError(f"`upstream={base!r}` must be an address that starts with http:// or https://")
         check_address(base, "upstream", "give the key as upstream_key")
         address, version, query = _taken_apart(base)
         known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
@@ -526,8 +526,8 @@ def upstream_of(
     check_variables(model)
     if provider not in _PROVIDERS and not _is_known(model):
         raise ConfigError(
-            f"model={model!r} names no provider that litellm knows: write PROVIDER/NAME (openai/…, anthropic/…, "
-            "ollama_chat/…), or upstream='http://…', the address of a server of your own"
+            f"`model={model!r}` names no provider that litellm knows: write PROVIDER/NAME (openai/…, anthropic/…, "
+            "ollama_chat/…), or `upstream='http://…'`, the address of a server of your own"
         )
     litellm = LitellmUpstream(model, {"api_key": key} if key else {}, price=own, idle_s=idle_s)
     if provider in _PROVIDERS:

@@ -178,7 +178,7 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
         StoreError: The store refused rows.
     """
     if kind not in KINDS:
-        raise DataError(f"kind={kind!r} {one_of(kind, KINDS)}")
+        raise DataError(f"`kind={kind!r}` {one_of(kind, KINDS)}")
     report = ImportReport(run_id=run_of(Path(path)), kind=kind)
     config, started_at = {"kind": kind, "path": str(path), "score": score}, time.time()
     store.flush()

@@ -137,9 +137,7 @@ def open_engine(url: str) -> sa.Engine:
         raise MissingExtra(str(error.name), "postgres") from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
         if (reason := _no_database(url)) is not None:
-            raise NoStore(
-                f"store={url.removeprefix('sqlite:///')!r} {reason}. Name another file", flag="--store"
-            ) from None
+            raise NoStore(f"`store={url.removeprefix('sqlite:///')!r}` {reason}. Name another file") from None
         raise StoreError(
             f"cannot open the store {url_without_password(url)}: {getattr(error, 'orig', error)}"
         ) from error

@@ -55,13 +55,13 @@ def resolve_salt(requested: str | None, where: str | Path | None, *, artifact: t
         path, artifact_salt = artifact
         if requested is not None and requested != artifact_salt:
             raise ConfigError(
-                f"salt={requested!r} is not the artifact's {artifact_salt!r}: tasks that {path} was compiled on would "
-                "fall into the test split. Use the artifact's salt"
+                f"`salt={requested!r}` is not the artifact's {artifact_salt!r}: tasks that {path} was compiled on "
+                "would fall into the test split. Use the artifact's salt"
             )
         if stored is not None and stored != artifact_salt:
             raise ConfigError(
                 f"{path} was compiled with the salt {artifact_salt!r}, and this store has {stored!r}: its sealed tasks "
-                "would be training tasks here. Name another store (store=…); a new one takes the artifact's salt"
+                "would be training tasks here. Name another store (`store=…`); a new one takes the artifact's salt"
             )
         return artifact_salt
     if stored is not None and requested not in (None, stored):
@@ -98,8 +98,8 @@ def claim_salt(store: Store, salt: str) -> None:
 
 def _refuse(requested: str, stored: str) -> None:
     raise ConfigError(
-        f"salt={requested!r}: this store has the salt {stored!r}, and a store has one, so that a task is in the same "
-        "split in every command. Leave the salt out, or name another store (store=…)"
+        f"`salt={requested!r}`: this store has the salt {stored!r}, and a store has one, so that a task is in the same "
+        "split in every command. Leave the salt out, or name another store (`store=…`)"
     )
 
 

@@ -266,7 +266,7 @@ class DirectWrites(StoreReads):
             UnknownRollout: no rollout has this id.
         """
         if not 0 <= rating <= 1:
-            raise ConfigError(f"rating={rating!r} must be between 0 and 1")
+            raise ConfigError(f"`rating={rating!r}` must be between 0 and 1")
         self.flush()
         table = schema.rollouts
         with self.engine.begin() as connection:
