@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight simulated deployments before each start, where a user has forty."""
-    monkeypatch.setattr("assay.commands.deploy._RUNS", 8)
+    monkeypatch.setattr("assay.commands.deploy.EXPECTED_RUNS", 8)
