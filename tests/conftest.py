@@ -31,7 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what uses the model or PostgreSQL. Files with slow tests come first, those of the model before the others:
     the workers then end together."""
     for item in items:
-        for fixture, mark in (("embedded", pytest.mark.model), ("postgres_url", pytest.mark.postgres)):
+        for fixture, mark in (
+            ("embedded", pytest.mark.model),
+            ("small_embedded", pytest.mark.model),
+            ("postgres_url", pytest.mark.postgres),
+        ):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(mark)
     slow: Counter[Path] = Counter()
