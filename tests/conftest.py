@@ -104,8 +104,11 @@ def small_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = small_model(tmp_path_factory.mktemp("small"))
     EMBEDDED[model.name] = model
     yield f"embedded/{model.name}"
-    for unpacked in model_home().glob(f"{model.name}-{model.sha256[:12]}*"):
-        shutil.rmtree(unpacked, ignore_errors=True)
+    for unpacked in model_home().glob(f"{model.name}-{model.sha256[:12]}*"):  # a folder and its lock
+        if unpacked.is_dir():
+            shutil.rmtree(unpacked)
+        else:
+            unpacked.unlink()
 
 
 @pytest.fixture(scope="session")
