@@ -53,7 +53,7 @@ def test_results_are_in_the_order_of_the_jobs_and_a_job_in_the_background_keeps_
 
 @pytest.mark.chaos
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["compile", pytest.param("judge score", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("command", ["compile", "judge score"])
 def test_ctrl_c_ends_a_command_that_waits_for_a_slow_server(command: str, tmp_path: Path) -> None:
     rows = "".join(json.dumps({"question": str(n), "answer": "1", "output": "a"}) + "\n" for n in range(40))
     (tmp_path / "d.jsonl").write_text(rows)
