@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -14,7 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("loaded machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from rigs.small_model import small_model
+
+settings.register_profile(
+    "loaded machine", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("loaded machine")  # Hypothesis otherwise fails a test for an example of 200 ms
 os.environ.setdefault("ASSAY_THREADS", "1")
 CONFIG = tempfile.TemporaryDirectory(prefix="assay-config-")
@@ -26,7 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what uses the model or PostgreSQL. Files with slow tests come first, those of the model before the others:
     the workers then end together."""
     for item in items:
-        for fixture, mark in (("embedded", pytest.mark.model), ("postgres_url", pytest.mark.postgres)):
+        for fixture, mark in (
+            ("embedded", pytest.mark.model),
+            ("small_embedded", pytest.mark.model),
+            ("postgres_url", pytest.mark.postgres),
+        ):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(mark)
     slow: Counter[Path] = Counter()
@@ -85,6 +94,21 @@ def model_name() -> str:
 def embedded(model_name: str) -> str:
     """The embedded model's name, for tests that run it."""
     return model_name
+
+
+@pytest.fixture(scope="session")
+def small_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name, in this process, of a random model of two layers that the embedded engine runs."""
+    from assay.models.registry import EMBEDDED, model_home
+
+    model = small_model(tmp_path_factory.mktemp("small"))
+    EMBEDDED[model.name] = model
+    yield f"embedded/{model.name}"
+    for unpacked in model_home().glob(f"{model.name}-{model.sha256[:12]}*"):  # a folder and its lock
+        if unpacked.is_dir():
+            shutil.rmtree(unpacked)
+        else:
+            unpacked.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -89,7 +90,7 @@ class Page:
 PAGES = [page for path in sorted((ROOT / "docs").rglob("*.md")) if (page := Page(path)).blocks]
 
 
-IN_EVERY_RUN = {"your-own-program", "rubric-in-pytest", "record-agents"}
+IN_EVERY_RUN = {"rubric-in-pytest", "record-agents", "memory"}
 
 
 @pytest.mark.slow
@@ -333,14 +334,12 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
 
 
 @pytest.mark.slow
-def test_the_worked_example_of_step_rewards_returns_1_45() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "step_rewards.py"), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert json.loads(done.stdout) == {"rewards": [0.15, 0.15, 0.15, 1.0], "return": 1.45}, done.stderr
+def test_the_worked_example_of_step_rewards_returns_1_45(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["step_rewards.py", "--json"])
+    runpy.run_path(str(ROOT / "examples" / "step_rewards.py"), run_name="__main__")
+    assert json.loads(capsys.readouterr().out) == {"rewards": [0.15, 0.15, 0.15, 1.0], "return": 1.45}
 
 
 @pytest.mark.tutorial

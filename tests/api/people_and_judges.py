@@ -1,13 +1,13 @@
 """Judges that know the right answer or grade everything alike, and rows for them."""
 
-import subprocess
-import sys
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from assay.judges import PointwiseJudge
 from assay.judges.quality.audit import BASES
 from assay.testing import scripted_lm
+from rigs.command_line import Done, assay_command
 
 GOOD = PointwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]})
 
@@ -27,18 +27,6 @@ def kind(request: Any) -> dict[str, float]:
     return {"yes": 0.95, "no": 0.05} if "lovely" in (request.messages[-1].text or "") else {"yes": 0.05, "no": 0.95}
 
 
-def label(
-    folder: Path, answers: str, *flags: str, judge: str = "Is it a right answer?"
-) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-c",
-        "from assay.cli import main; main()",
-        "judge",
-        "label",
-        judge,
-        "--store",
-        str(folder / "a.db"),
-        *flags,
-    ]
-    return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)
+def label(folder: Path, answers: str, *flags: str, judge: str = "Is it a right answer?") -> Done:
+    with contextlib.chdir(folder):
+        return assay_command("judge", "label", judge, "--store", str(folder / "a.db"), *flags, stdin=answers)

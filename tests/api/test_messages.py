@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from assay.cli.main import group
 from assay.errors import ConfigError, DataError, ProgramError, RubricError
 from assay.evaluation import SilentProgress
 from assay.testing import scripted_lm
+from rigs.command_line import assay_command
 
 PROGRAM = """import dspy
 
@@ -57,10 +56,7 @@ def test_a_model_that_cannot_answer_is_named_with_the_way_out(
 ) -> None:
     (place / "d.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     more = ["text=x"] if command == "run" else ["--rubric", "r.yaml", "--data", "d.jsonl"]
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", command, "triage.py", *more, "--model", model, "--api-base", "http://127.0.0.1:9"],
-        cwd=place, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = assay_command(command, "triage.py", *more, "--model", model, "--api-base", "http://127.0.0.1:9")
     text = " ".join(done.stderr.split())
     assert re.search(message, text), text
     assert "litellm." not in text
@@ -77,9 +73,8 @@ def test_library_errors_name_arguments_and_the_command_line_names_flags(place: P
         assay.evaluate("triage.py:Triage", rubric="r.yaml", data=rows, lm=lm())
     assert "--" not in str(caught.value)
     (place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["evaluate", "triage.py", "--rubric", "r.yaml", "--data", "data.jsonl"]
-    ended = subprocess.run([sys.executable, "-m", "assay", *command], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
+    ended = assay_command("evaluate", "triage.py", "--rubric", "r.yaml", "--data", "data.jsonl")
+    assert ended.code == 2
     assert "Rename columns: --rename COLUMN=NAME" in ended.stderr
     assert "rename=" not in ended.stderr
 

@@ -72,7 +72,7 @@ def test_scale_words_are_not_parsed_as_commands(
     filled(tmp_path / "a.db")
     (tmp_path / "j.yaml").write_text(f"text: How is it?\nscale: {json.dumps(scale)}\n")
     result = label(tmp_path, "\n".join(typed) + "\n", "--rater", "ann", "--json", judge="j.yaml")
-    assert result.returncode == 0, result.stderr
+    assert result.code == 0, result.stderr
     with Store(tmp_path / "a.db") as store:
         assert [
             row["label"] for row in store.labels(question_of(PointwiseJudge({"text": "How is it?", "scale": scale})))

@@ -65,14 +65,14 @@ def trained(**options: Any) -> Any:
     return assay.train("triage.py:Triage", **{"data": "data.jsonl", "name": "x", "rename": {}, **SMALL, **options})
 
 
-def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, small_embedded: str) -> None:
     with pytest.raises(RubricError, match="criterion 'right' could not be graded") as caught:
-        trained(rubric="r.yaml", model=embedded)
+        trained(rubric="r.yaml", model=small_embedded)
     assert "--rename label=intent" in caught.value.text(names_of(["train", "grpo"]))
     with pytest.raises(WeightsLoadedError):
-        trained(rubric="r.yaml", model=embedded, preflight=False)
+        trained(rubric="r.yaml", model=small_embedded, preflight=False)
     with pytest.raises(WeightsLoadedError):
-        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+        trained(rubric="r.yaml", model=small_embedded, rename={"label": "intent"})
 
 
 def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_settings_without_effect_on_a_training_are_noted(place: Path, model_name
         assert notes == ["note: sizes={'gate': 5}"]
 
 
-def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, small_embedded: str) -> None:
     for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "monitor": "judged.yaml"}):
         with pytest.raises(ModelError, match="judge of 'nice' scored none"):
-            trained(model=embedded, rename={"label": "intent"}, **watched, **DEAD)
+            trained(model=small_embedded, rename={"label": "intent"}, **watched, **DEAD)
 
 
 @pytest.mark.slow
@@ -112,9 +112,8 @@ def test_judges_are_tried_even_if_the_model_gives_no_answer(place: Path) -> None
         trained(rubric="r.yaml", model="some/hub-model")
 
 
-@pytest.mark.model
 def test_warm_up_comparison_is_tried_before_the_warm_up(
-    place: Path, embedded: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, small_embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("assay.optimizers.finetuning.sft.load_policy", loaded)
     prompt = [{"role": "user", "content": "a"}]
@@ -130,7 +129,7 @@ def test_warm_up_comparison_is_tried_before_the_warm_up(
         "--name",
         "x",
         "--model",
-        embedded,
+        small_embedded,
         "--program",
         "triage.py:Triage",
         "--data",

@@ -57,13 +57,13 @@ def test_stopped_command_names_an_existing_resume_option(arguments: list[str], h
 
 
 @pytest.mark.slow
-def test_an_artifact_of_the_embedded_model_runs_and_its_calls_are_in_the_store(embedded: str) -> None:
+def test_an_artifact_of_the_embedded_model_runs_and_its_calls_are_in_the_store(small_embedded: str) -> None:
     def report(*words: str) -> Any:
         done = assay_command(*words, "--json")
         assert done.code == 0, done.stderr
         return done.report
 
-    data = report(*COMPILE, "--model", embedded, "--set", "temperature=0.1", *SMALL)
+    data = report(*COMPILE, "--model", small_embedded, "--set", "temperature=0.1", *SMALL)
     assert 0 < data["search_calls"] <= 9
     assert data["cost_usd"] == 0.0
     assert (data["replaces"], data["test"]["gain"]) == (False, None)  # three gate tasks decide nothing

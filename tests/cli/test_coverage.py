@@ -3,8 +3,6 @@
 import json
 import math
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import coverage_report
 from assay.traces import Store
 from assay.traces.records import Rollout, Verdict
+from rigs.command_line import assay_command
 
 
 @pytest.fixture
@@ -78,12 +77,9 @@ def test_without_a_preflight_an_unreachable_server_is_one_line_that_says_what_to
     with socket.socket() as listening:  # bound and not listening
         listening.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        done = subprocess.run(
-            [sys.executable, "-m", "assay", command, "p.py:p", "--rubric", "r.yaml", "--data", "d.jsonl", "--split",
-             "train", "--model", "openai/gone", "--api-base", address, "--no-preflight", "--store", "b.db"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 1, done.stderr
+        job = [command, "p.py:p", "--rubric", "r.yaml", "--data", "d.jsonl", "--split", "train", "--store", "b.db"]
+        done = assay_command(*job, "--model", "openai/gone", "--api-base", address, "--no-preflight")
+    assert done.code == 1, done.stderr
     assert done.stderr.splitlines()[-1] == (
         f"assay: none of the 1 tasks could be scored: [openai/gone] failed to connect to "
         f"{address.removeprefix('http://').removesuffix('/v1')}: [Errno 111] Connection refused: no server listens "

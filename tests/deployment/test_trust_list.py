@@ -1,10 +1,7 @@
 """The list of trusted artifacts: on the command line, unreadable, and files that do not count as code."""
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,50 +14,44 @@ from assay.judges import PointwiseJudge
 from assay.runs.loading import load_judge
 from assay.sources.artifact_files import RUBRIC, code_of
 from assay.sources.trust import UntrustedArtifact, entries
-
-
-def cli(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "assay", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ},
-        timeout=120,
-        check=False,
-    )
+from rigs.command_line import assay_command
 
 
 @pytest.mark.slow
 def test_trust_is_added_listed_and_removed_on_the_command_line(own_folder: Path) -> None:
     artifact, mark = with_source(own_folder / "a")
-    refused = cli("run", str(artifact), "question=?", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1")
-    assert refused.returncode == 1
+    refused = assay_command(
+        "run", str(artifact), "question=?", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1"
+    )
+    assert refused.code == 1
     assert "assay trust add" in refused.stderr
     assert not mark.exists()
-    assert f"runs {artifact}/source/agent.py" in cli("trust", "add", str(artifact)).stdout
+    assert f"runs {artifact}/source/agent.py" in assay_command("trust", "add", str(artifact)).stdout
     assert not mark.exists()
-    listed = json.loads(cli("trust", "list", "--json").stdout)
+    listed = assay_command("trust", "list", "--json").report
     assert [entry["path"] for entry in listed["trusted"]] == [str(artifact)]
     assert listed["trusted"][0]["runs"] == ["source/agent.py"]
     load_artifact(artifact)
     assert mark.exists()
-    assert "no longer trusted" in cli("trust", "remove", listed["trusted"][0]["sha256"][:8]).stdout
+    assert "no longer trusted" in assay_command("trust", "remove", listed["trusted"][0]["sha256"][:8]).stdout
     with pytest.raises(UntrustedArtifact):
         load_artifact(artifact)
-    assert cli("trust", "remove", str(artifact)).returncode == 2
-    cli("run", str(artifact), "question=?", "--trust", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1")
+    assert assay_command("trust", "remove", str(artifact)).code == 2
+    assay_command(
+        "run", str(artifact), "question=?", "--trust", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1"
+    )
     assert len(entries()) == 1
 
 
 def test_trust_is_removed_by_the_current_path_of_an_artifact(own_folder: Path) -> None:
     artifact, _ = with_source(own_folder / "a")
-    cli("trust", "add", str(artifact))
+    assay_command("trust", "add", str(artifact))
     moved = artifact.rename(own_folder / "moved")
     load_artifact(moved)
-    assert "no longer trusted" in cli("trust", "remove", str(moved)).stdout
+    assert "no longer trusted" in assay_command("trust", "remove", str(moved)).stdout
     with pytest.raises(UntrustedArtifact):
         load_artifact(moved)
-    assert "is not an artifact: it is a file" in cli("trust", "add", str(moved / "manifest.json")).stderr
+    assert "is not an artifact: it is a file" in assay_command("trust", "add", str(moved / "manifest.json")).stderr
 
 
 def test_only_files_that_run_count_as_code_including_the_rubrics_check() -> None:

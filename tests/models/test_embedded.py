@@ -114,18 +114,18 @@ def test_token_ids_are_complete_or_none(embedded: str) -> None:
     assert len(letters.logprobs or ()) < (letters.completion_tokens or 0)
 
 
-def test_top_p_1_samples_the_whole_distribution(embedded: str) -> None:
+def test_top_p_1_samples_the_whole_distribution(small_embedded: str) -> None:
     calls: list[Call] = []
-    limited = get_lm(embedded, observers=[calls.append], temperature=2.0, max_tokens=60, seed=1)
+    limited = get_lm(small_embedded, observers=[calls.append], temperature=2.0, max_tokens=60, seed=1)
     for lm in (limited, limited.copy(top_p=1.0)):
         lm("Tell me about the sea.")
     least = [min(call.logprobs or [0.0]) for call in calls]
     assert least[0] > -7.5 > least[1]  # llama.cpp's default drops tokens below 0.05 times the top probability
 
 
-def test_parallel_calls_answer_like_sequential_ones(embedded: str) -> None:
+def test_parallel_calls_answer_like_sequential_ones(small_embedded: str) -> None:
     observed: list[Call] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=6, seed=1, observers=[observed.append])
+    lm = get_lm(small_embedded, temperature=0.0, max_tokens=6, seed=1, observers=[observed.append])
     prompts = [f"{'Count. ' * (10 + number)}What comes after {number}?" for number in range(8)]
     alone = [lm(prompt)[0] for prompt in prompts]
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -150,7 +150,7 @@ def test_threads_are_the_idle_cores_or_the_setting(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("adapter", [SchemaAdapter(), LeanAdapter()])
-def test_output_is_constrained_to_the_schema(embedded: str, adapter: dspy.Adapter) -> None:
+def test_output_is_constrained_to_the_schema(small_embedded: str, adapter: dspy.Adapter) -> None:
     class Pick(dspy.Signature):
         """Pick one."""
 
@@ -159,7 +159,7 @@ def test_output_is_constrained_to_the_schema(embedded: str, adapter: dspy.Adapte
         kind: Literal["red", "green"] = dspy.OutputField()
         count: int = dspy.OutputField()
 
-    with dspy.context(lm=get_lm(embedded, temperature=1.5, seed=2, max_tokens=60), adapter=adapter):
+    with dspy.context(lm=get_lm(small_embedded, temperature=1.5, seed=2, max_tokens=60), adapter=adapter):
         for text in ("one", "two", "three"):
             prediction = dspy.Predict(Pick)(text=text)
             assert set(prediction.code) <= set("ABC")
@@ -191,9 +191,9 @@ def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["openai/any", "hosted_vllm/any"])
-def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(embedded: str, name: str) -> None:
+def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(small_embedded: str, name: str) -> None:
     calls: list[Call] = []
-    lm = get_lm(name, api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[calls.append], seed=0)
+    lm = get_lm(name, api_base=server_url(small_embedded) + "/v1", api_key="none", observers=[calls.append], seed=0)
     with dspy.context(lm=lm):
         steps = MathQA(parameters=AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(
             question="What is 12 + 30?"
@@ -207,11 +207,11 @@ def test_lines_grammar_has_one_line_per_property() -> None:
     assert lines_grammar(schema) == 'root ::= "a: " ("x" | "y") "\\n" "n: " "-"? [0-9]{1,18} "\\n"?'
 
 
-def test_patterns_of_characters_and_classes_are_constrained_in_lines(embedded: str) -> None:
+def test_patterns_of_characters_and_classes_are_constrained_in_lines(small_embedded: str) -> None:
     pattern = r"^heat [1-9]00?, hours [1-8]{1,2}$"
     schema = {"properties": {"plan": {"type": "string", "pattern": pattern}}, LINES: True}
     assert lines_grammar(schema).endswith('" " [1-9] "0" "0"? "," " " "h" "o" "u" "r" "s" " " [1-8]{1,2} "\\n"?')
-    texts = get_lm(embedded, temperature=1.0)(
+    texts = get_lm(small_embedded, temperature=1.0)(
         "Write a plan.", response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
     )
     assert re.fullmatch(r"plan: heat [1-9]00?, hours [1-8]{1,2}\n?", str(texts[0]))
@@ -219,7 +219,7 @@ def test_patterns_of_characters_and_classes_are_constrained_in_lines(embedded: s
     assert "2000" in lines_grammar(unknown)
 
 
-def test_objects_in_lines_are_constrained_to_their_schema(embedded: str) -> None:
+def test_objects_in_lines_are_constrained_to_their_schema(small_embedded: str) -> None:
     size = {"type": "integer"}
     arguments = {
         "type": "object",
@@ -237,7 +237,7 @@ def test_objects_in_lines_are_constrained_to_their_schema(embedded: str) -> None
         LINES: True,
     }
     answer_format = {"type": "json_schema", "json_schema": {"name": "outputs", "schema": schema}}
-    text = get_lm(embedded, seed=0)("Write about cats.", response_format=answer_format, max_tokens=200)[0]
+    text = get_lm(small_embedded, seed=0)("Write about cats.", response_format=answer_format, max_tokens=200)[0]
     thought, tools, written, number = text.strip().split("\n")
     assert 0 < len(thought.removeprefix("thought: ")) <= 12
     assert set(json.loads(tools.removeprefix("tools: "))) == {"b c"}

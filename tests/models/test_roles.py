@@ -97,14 +97,14 @@ def test_unused_settings_do_not_change_a_jobs_key() -> None:
     assert config.key != Compile(program="p", rubric="r", data="d", judge_api_base="http://one").key
 
 
-def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp_path: Path) -> None:
+def test_a_model_file_is_loaded_by_path_with_its_own_template(small_embedded: str, tmp_path: Path) -> None:
     path = tmp_path / "own model+1.gguf"
-    path.symlink_to(find_model(embedded))
+    path.symlink_to(find_model(small_embedded))
     metadata = read_metadata(path)
     assert metadata["general.architecture"] == "llama"
     assert "<|im_start|>" in metadata["tokenizer.chat_template"]
     lm = get_lm(f"embedded:{path}", temperature=0.1, seed=1)
-    assert lm.recording.backend.weights == get_lm(embedded).recording.backend.weights
+    assert lm.recording.backend.weights == get_lm(small_embedded).recording.backend.weights
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
         assert lm("Say hello.")[0]
     assert not lm.supports_function_calling  # its template has no tools

@@ -15,6 +15,7 @@ from assay.errors import ArtifactError, ConfigError, ModelError
 from assay.models import embedded as engines
 from assay.models import get_lm
 from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, permuted_rows, with_adapters
+from rigs.small_model import WIDTH
 
 
 @given(st.sampled_from([1, 3, 9]), st.integers(1, 8), st.integers(1, 5))
@@ -30,7 +31,7 @@ def test_projection_rows_are_paired_without_loss(heads: int, half: int, width: i
             assert (moved[at + 2 * pair + 1] == rows[at + half + pair]).all()
 
 
-def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) -> Path:
+def lora(folder: Path, *, hidden: int = 576, inner: int = 1536, rank: int = 2, scale: float = 0.5) -> Path:
     """A small LoRA of one projection of the embedded model, as PEFT would write it."""
     from safetensors.numpy import save_file
 
@@ -38,7 +39,7 @@ def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) 
     random = np.random.default_rng(0)
     name = "base_model.model.model.layers.0.mlp.down_proj"
     weights = {
-        f"{name}.lora_A.weight": random.normal(size=(rank, 1536)),
+        f"{name}.lora_A.weight": random.normal(size=(rank, inner)),
         f"{name}.lora_B.weight": random.normal(size=(hidden, rank)) * scale,
     }
     save_file(
@@ -81,12 +82,12 @@ def test_adapter_is_stored_served_by_name_and_position_checked(model_name: str, 
         find_adapter("first")
 
 
-@pytest.mark.model
-def test_two_merged_models_stay_in_memory_and_others_are_reloaded(embedded: str, tmp_path: Path) -> None:
+def test_two_merged_models_stay_in_memory_and_others_are_reloaded(small_embedded: str, tmp_path: Path) -> None:
     lms = []
     for number in range(4):
-        keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")
-        lms.append(get_lm(f"{embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
+        own = lora(tmp_path / str(number), hidden=WIDTH, inner=2 * WIDTH, scale=0.001 * (1 + number))
+        keep_adapter(f"no{number}", own, base="small")
+        lms.append(get_lm(f"{small_embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
     replies = [lm("Say a word.") for lm in lms]
     merged = [path for path in engines.loaded_models() if path.parent.name == "merged"]
     assert merged == [lm.engine.backend.path for lm in lms[2:]]

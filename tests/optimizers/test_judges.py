@@ -150,7 +150,7 @@ def test_model_without_probabilities_is_compiled_from_written_verdicts(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["calibrate", "labeled", "bootstrap", "copro", "gepa", "simba"])
+@pytest.mark.parametrize("optimizer", ["bootstrap", "copro", "gepa", "simba"])
 def test_optimizers_of_compile_are_available_for_judges_by_name(tmp_path: Path, optimizer: str) -> None:
     sizes = {"train": 18, "val": 20, "gate": 20, "test": 20}
     labels = labels_file(tmp_path / "labels.jsonl", noise=0.0)

@@ -1,8 +1,6 @@
 """DSPy's optimizers by class name: supported, refused with a reason, settings, budgets, instructions."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +19,7 @@ from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.named import ALIASES, Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, broken, lint_instructions
 from assay.testing import scripted_lm
+from rigs.command_line import assay_command
 
 PROGRAM = """import dspy
 
@@ -121,33 +120,10 @@ def test_unknown_settings_of_an_optimizer_are_refused(
 
 @pytest.mark.slow
 def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call(place: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "compile",
-        "mine.py:Mine",
-        "--rubric",
-        "r.yaml",
-        "--data",
-        "data.jsonl",
-        "--optimizer",
-        "gepa",
-    ]
-    ended = subprocess.run(
-        [
-            *command,
-            "--optimizer-set",
-            "max_metric_calls=abc",
-            "--model",
-            "openai/m",
-            "--api-base",
-            "http://127.0.0.1:9/v1",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 2
+    command = ["compile", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--optimizer", "gepa"]
+    command += ["--optimizer-set", "max_metric_calls=abc", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1"]
+    ended = assay_command(*command)
+    assert ended.code == 2
     assert "max_metric_calls='abc' must be int" in ended.stderr
 
 

@@ -45,7 +45,7 @@ def digits(task, prediction, rollout):
 
 
 @pytest.fixture(scope="module")
-def trained(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def trained(small_embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A folder with a store and an adapter that two steps made."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +57,7 @@ def trained(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
             rubric="digits.yaml",
             data=DATA,
             name="two-steps",
-            model=embedded,
+            model=small_embedded,
             sizes={"test": 2, "val": 2},
             parameters={"max_steps": 2},
             **SMALL,
@@ -66,12 +66,11 @@ def trained(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 @pytest.mark.slow
-@pytest.mark.model
-def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], embedded: str) -> None:
+def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], small_embedded: str) -> None:
     import torch
 
     folder, report = trained
-    assert report.name == f"{embedded}+two-steps"
+    assert report.name == f"{small_embedded}+two-steps"
     assert report.steps == 2
     assert report.row_stats.calls > 4
     assert not [why for why in report.row_stats.left_out if "tokenised" in why]
@@ -89,15 +88,15 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
     assert not any(call.cached for call in calls)
     adapters = {call.adapters for call in calls}
     assert len(adapters) == 2  # one a step
-    policy = load_policy(embedded)  # the first step was made with LoRA's zeros, so by the base
+    policy = load_policy(small_embedded)  # the first step was made with LoRA's zeros, so by the base
     calls = [call for call in calls if call.token_ids]  # llama.cpp returned all of them
     decided = [call for call in calls if "action: " in call.output]
     assert decided
     for call in decided:  # the words that the grammar offered are trained, those it forced are not
         pieces = [policy.tokenizer.decode([token]) for token in call.token_ids]
         mine = trained_tokens(call, pieces)
-        word = call.output.rpartition("action: ")[2].split()[0]
-        at = max(at for at, piece in enumerate(pieces) if piece.strip() and word.startswith(piece.strip()))
+        before = len(call.output.rpartition("action: ")[0] + "action:")
+        at = next(at for at in range(len(pieces)) if len("".join(pieces[: at + 1]).rstrip()) > before)
         assert mine[at] == (call.logprobs[at] > np.log(1e-4))
         assert not any(
             is_trained for is_trained, piece in zip(mine, pieces, strict=True) if piece in ("action", "thought")
@@ -159,21 +158,20 @@ def copied(folder: Path, out: Path, text: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.model
 def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
-    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Any], small_embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
     rows = tmp_path / "rows"
     assay.export("transitions", rows, gates=Gates(min_clean=0), privacy="off")
     manifest = json.loads((rows / "manifest.json").read_text())
-    assert list(manifest["tokenizers"]) == [spec(embedded).tokenizer_sha256]
+    assert list(manifest["tokenizers"]) == [spec(small_embedded).tokenizer_sha256]
     small = {
         key: value for key, value in SMALL.items() if key not in ("prompt_format", "evaluate_every", "max_completion")
     }
     small["steps"] = 1
-    report = train(rows, name="offline", model=embedded, **small)
-    assert report.name == f"{embedded}+offline"
+    report = train(rows, name="offline", model=small_embedded, **small)
+    assert report.name == f"{small_embedded}+offline"
     assert report.row_stats.calls > 0
     off = next(note for note in report.notes if note.startswith("off policy by"))
     assert abs(float(off.split()[3])) < 0.2
@@ -187,26 +185,25 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
         }
         return {**row, "logprobs": row["logprobs"] and [value - 1.6 for value in row["logprobs"]], "input": request}
 
-    far = train(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **small)
+    far = train(rewritten(rows, tmp_path / "far", other), name="far", model=small_embedded, **small)
     assert any("far off policy" in note for note in far.notes)
     assert any("calls were sampled from llama.cpp's likeliest tokens" in note for note in far.notes)
     assert far.curves["clip_ratio/region_mean"][1] > 0.2 > report.curves["clip_ratio/region_mean"][1]
     manifest["tokenizers"] = {"0" * 64: 3}
     (rows / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="tokens of another tokenizer"):
-        train(rows, name="other", model=embedded, **small)
+        train(rows, name="other", model=small_embedded, **small)
     turned = rewritten(
         tmp_path / "far", tmp_path / "odd", lambda row: {**row, "token_ids": (row["token_ids"] or [])[::-1]}
     )
     with pytest.raises(DataError, match="do not decode to their text"):
-        train(turned, name="odd", model=embedded, **small)
+        train(turned, name="odd", model=small_embedded, **small)
 
 
 @pytest.mark.tutorial
 @pytest.mark.slow
-@pytest.mark.model
 def test_old_and_new_weights_are_compared_with_the_program(
-    trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Any], small_embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
     settings = {
@@ -216,7 +213,7 @@ def test_old_and_new_weights_are_compared_with_the_program(
         "parameters": {"max_steps": 2},
         "store": "c.db",
     }
-    comparison = compare_models("math_qa", (embedded, f"{embedded}+two-steps"), settings)
+    comparison = compare_models("math_qa", (small_embedded, f"{small_embedded}+two-steps"), settings)
     assert set(comparison) == {"greedy", "sampled"}
     for result in comparison.values():
         assert (result["before"]["n"], result["after"]["n"]) == (2, 2)
@@ -226,9 +223,8 @@ def test_old_and_new_weights_are_compared_with_the_program(
 
 
 @pytest.mark.slow
-@pytest.mark.model
 def test_exports_without_learning_signal_are_refused(
-    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Any], small_embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
     assay.export("transitions", tmp_path / "rows", gates=Gates(min_clean=0), privacy="off")
@@ -245,9 +241,9 @@ def test_exports_without_learning_signal_are_refused(
     task = json.loads((tmp_path / "rows" / "data.jsonl").read_text().splitlines()[0])["task"]
     alone = rewritten(tmp_path / "rows", tmp_path / "alone", lambda row: row if row["task"] == task else None)
     with pytest.raises(DataError, match="groups with nonzero variance to train on, and a step takes 9"):
-        train(alone, name="alone", model=embedded, **{**small, "prompts_per_step": 9})
+        train(alone, name="alone", model=small_embedded, **{**small, "prompts_per_step": 9})
     with pytest.raises(DataError, match="calls of more than 16 tokens"):
-        train(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
+        train(tmp_path / "rows", name="long", model=small_embedded, max_length=16, **small)
     text = (tmp_path / "rows" / "data.jsonl").read_text()
     stored = [
         copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))
@@ -264,32 +260,31 @@ def test_exports_without_learning_signal_are_refused(
         tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])}
     )
     with pytest.raises(ConfigError, match="have no recorded sampling temperature"):
-        train(unsaid, name="unsaid", model=embedded, **small)
+        train(unsaid, name="unsaid", model=small_embedded, **small)
     with pytest.raises(ConfigError, match="data: is missing"):
-        train(tmp_path / "nowhere", name="other", model=embedded, **small)
+        train(tmp_path / "nowhere", name="other", model=small_embedded, **small)
     with pytest.raises(ConfigError, match=r"was sampled at temperature 1, not at 0\.5"):
-        train(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)
+        train(tmp_path / "rows", name="other", model=small_embedded, temperature=0.5, **small)
     with pytest.raises(ConfigError, match="step_weight: would have no effect"):
-        train(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, max_score_drop=0.5)
+        train(tmp_path / "rows", name="x", model=small_embedded, step_weight=0.0, max_score_drop=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
     with pytest.raises(DataError, match="not a finite number"):
         Recorded(broken, PolicySettings(prompts_per_step=2, num_generations=2, per_device_batch_size=2))
 
 
 @pytest.mark.slow
-@pytest.mark.model
 def test_merged_weights_equal_base_plus_adapter(
-    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Any], small_embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gguf
 
     monkeypatch.chdir(trained[0])
     adapter = find_adapter("two-steps")
-    write_merged(find_model("smollm2-135m"), [adapter.gguf, adapter.gguf], tmp_path / "m.gguf")
+    write_merged(find_model(small_embedded), [adapter.gguf, adapter.gguf], tmp_path / "m.gguf")
     base, merged, lora = (
-        gguf.GGUFReader(str(path)) for path in (find_model("smollm2-135m"), tmp_path / "m.gguf", adapter.gguf)
+        gguf.GGUFReader(str(path)) for path in (find_model(small_embedded), tmp_path / "m.gguf", adapter.gguf)
     )
-    name = "blk.3.attn_q.weight"
+    name = "blk.1.attn_q.weight"
     before, after = ({t.name: t for t in reader.tensors}[name] for reader in (base, merged))
     parts = {t.name: t.data for t in lora.tensors}
     delta = 2 * (2 * 2 / 2) * parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"]  # two adapters, alpha 4 of rank 2
@@ -297,20 +292,19 @@ def test_merged_weights_equal_base_plus_adapter(
     have = gguf.quants.dequantize(after.data, after.tensor_type)
     assert np.abs(want - have).max() <= np.abs(want).max() / 127
     assert [t.name for t in base.tensors] == [t.name for t in merged.tensors]
-    assert get_lm(f"{embedded}+two-steps", temperature=0.0, max_tokens=8)("Say hi.")
+    assert get_lm(f"{small_embedded}+two-steps", temperature=0.0, max_tokens=8)("Say hi.")
 
 
 @pytest.mark.tutorial
 @pytest.mark.slow
-@pytest.mark.model
 def test_monitor_rubric_may_use_another_judge_model(
-    trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Any], small_embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     report = train(
-        "math_qa", rubric="digits.yaml", monitor="nice.yaml", judge_model=f"{embedded}+two-steps", data=DATA,
-        name="watched", model=embedded,
+        "math_qa", rubric="digits.yaml", monitor="nice.yaml", judge_model=f"{small_embedded}+two-steps", data=DATA,
+        name="watched", model=small_embedded,
         store="watched.db", sizes={"test": 1, "val": 1}, parameters={"max_steps": 1}, **SMALL,
     )  # fmt: skip
     assert set(report.curves["monitor"]) == {1, 2}
@@ -326,8 +320,8 @@ def examples(count: int) -> list[dspy.Example]:
 
 
 @pytest.mark.tutorial
-@pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.slow
 def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
     from dspy_internals import training_internals
 
@@ -349,12 +343,11 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.model
-def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
+def test_dspy_finetuning_returns_a_model_with_the_adapter(small_embedded: str) -> None:
     from dspy_internals import training_internals
 
     observed: list[Any] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[observed.append])
+    lm = get_lm(small_embedded, temperature=0.0, max_tokens=8, observers=[observed.append])
     lm.provider = TRLProvider()
     text = [
         {"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}
@@ -362,11 +355,11 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     job = lm.finetune(
         text,
         training_internals().data_format.CHAT,
-        {"name": "fish", "epochs": 6, "batch": 4, "lora_r": 4, "learning_rate": 2e-3},
+        {"name": "fish", "epochs": 15, "batch": 4, "lora_r": 8, "learning_rate": 2e-2},
     )
     tuned = job.result(timeout=300)
     assert not isinstance(tuned, Exception), tuned
-    assert tuned.model == f"{embedded}+fish"
+    assert tuned.model == f"{small_embedded}+fish"
     assert (tuned.kwargs["max_tokens"], tuned.provider.finetunable) == (8, True)
     assert "Fish" in tuned("What do you say?")[0]
     assert [call.adapters for call in observed] == [(find_adapter("fish").sha256,)]
@@ -376,8 +369,8 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
 
 
 @pytest.mark.tutorial
-@pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.slow
 def test_dspy_better_together_returns_a_program_with_the_adapter(embedded: str) -> None:
     lm = get_lm(embedded, temperature=0.0, max_tokens=8)
     lm.provider = TRLProvider()

@@ -20,6 +20,7 @@ from assay.programs import RANGES
 from assay.testing import SyntheticAgent
 from assay.testing.scripted_server import running
 from assay.traces import Store
+from rigs.command_line import assay_command
 
 SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
@@ -84,19 +85,19 @@ def _seen(url: str) -> list[Any]:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_eight_processes_neither_lose_nor_repeat_a_trial(postgres_url: str) -> None:
+def test_processes_neither_lose_nor_repeat_a_trial(postgres_url: str) -> None:
     url = postgres_url.replace("postgresql://", "postgresql+psycopg://", 1)
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=tried, args=(url, 48), kwargs={"worker": worker}) for worker in range(8)]
+    processes = [spawn.Process(target=tried, args=(url, 48), kwargs={"worker": worker}) for worker in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(300)
-    assert [process.exitcode for process in processes] == [0] * 8
+    assert [process.exitcode for process in processes] == [0] * 3
     trials = trials_of(url)
     assert [trial.number for trial in trials] == list(range(len(trials)))
     assert set(Counter(trial.state.name for trial in trials)) <= {"COMPLETE", "PRUNED"}
-    assert 48 <= len(trials) <= 48 + 7
+    assert 48 <= len(trials) <= 48 + 2
     assert max(Counter(json.dumps(trial.params, sort_keys=True) for trial in trials).values()) == 1
 
 
@@ -133,38 +134,15 @@ def test_usage_of_workers_is_counted_and_capped(server: dict[str, str], mine: st
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [
-        sys.executable,
-        "-c",
-        "from assay.cli import main; main()",
-        "tune",
-        mine,
-        "--rubric",
-        "r.yaml",
-        "--data",
-        "d.jsonl",
-    ]
-    flags = [
-        "--model",
-        server["model"],
-        "--api-base",
-        server["api_base"],
-        "--prompt-format",
-        "chat",
-        "--trials",
-        "8",
-        "--no-cache",
-        "--json",
-        "--workers",
-        "3",
-    ]
-    cut = subprocess.run([*command, *flags, "--max-calls", "60"], capture_output=True, text=True, timeout=300)
+    command = ["tune", mine, "--rubric", "r.yaml", "--data", "d.jsonl", "--model", server["model"]]
+    command += ["--api-base", server["api_base"], "--prompt-format", "chat", "--trials", "8", "--workers", "2"]
+    cut = assay_command(*command, "--no-cache", "--json", "--max-calls", "60")
     with Store() as store:
         spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
-    assert spent <= 60 + 3 * 8  # what was in flight
-    ended = subprocess.run([*command, *flags, "--resume"], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, (cut.stderr, ended.stderr)
-    data = json.loads(ended.stdout)
+    assert spent <= 60 + 2 * 8  # what was in flight
+    ended = assay_command(*command, "--no-cache", "--json", "--resume")
+    assert ended.code == 0, (cut.stderr, ended.stderr)
+    data = ended.report
     with Store() as store:
         spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
     assert data["calls"] <= spent <= data["calls"] + data["repeated_calls"]  # a trial that was cut off is tried again

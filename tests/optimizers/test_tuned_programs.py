@@ -23,6 +23,7 @@ from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.traces.store.listing import list_runs
 from assay.web.runs import run_page
+from rigs.command_line import assay_command
 
 
 @pytest.mark.slow
@@ -115,15 +116,8 @@ def test_ranges_are_enforced_for_every_source(tmp_path: Path) -> None:
         (["--objective", "beauty"], "different ones of"),
         (["--sampler", "x"], "must be one of"),
     ):
-        command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa"]
-        ended = subprocess.run(
-            [*command, "--data", "arithmetic:size=40", *flags],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=tmp_path,
-        )
-        assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
+        ended = assay_command("tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=40", *flags)
+        assert (ended.code, message in ended.stderr) == (2, True), ended.stderr
 
 
 @pytest.mark.slow

@@ -122,9 +122,9 @@ def test_a_forced_decision_is_demonstrated() -> None:
     assert actions == ["calculator", "answer"]
 
 
-def test_the_oldest_observations_are_dropped_first_and_the_task_never(embedded: str) -> None:
+def test_the_oldest_observations_are_dropped_first_and_the_task_never(small_embedded: str) -> None:
     agent = math(context_length=150)
-    lm = get_lm(embedded)
+    lm = get_lm(small_embedded)
     observations = [f"{i} + {i} = {2 * i}" for i in range(100, 160)]
     with dspy.context(lm=lm, adapter=LeanAdapter()):
         filled = agent.fit_context(

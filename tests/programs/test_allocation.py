@@ -231,10 +231,9 @@ def test_samples_differ_in_the_cache_key() -> None:
     assert [call.cached for call in calls] == [False] * 3
 
 
-@pytest.mark.model
-def test_an_agent_that_is_sure_does_not_think(embedded: str) -> None:
+def test_an_agent_that_is_sure_does_not_think(small_embedded: str) -> None:
     calls: list[Call] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
+    lm = get_lm(small_embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
     with dspy.context(lm=lm, trace=[]):
         for margin, thinks in ((0.0, False), (1.0, True)):
             calls.clear()
@@ -248,10 +247,9 @@ def test_an_agent_that_is_sure_does_not_think(embedded: str) -> None:
             assert len(decisions) == 1 + len(prediction.steps)
 
 
-@pytest.mark.model
-def test_a_classifier_stops_thinking_when_its_label_is_stable(embedded: str) -> None:
+def test_a_classifier_stops_thinking_when_its_label_is_stable(small_embedded: str) -> None:
     calls: list[Call] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
+    lm = get_lm(small_embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
     agent = Classify(["happy", "sad"], thinking=200, policy={"stable": 2, "piece": 8})
     agent.set_parameters({"temperature": 0.1})
     with dspy.context(lm=lm):

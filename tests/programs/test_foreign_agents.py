@@ -98,8 +98,8 @@ def host(tmp_path: Path) -> Iterator[AgentHost]:
 
 
 @pytest.fixture
-def embedded_host(embedded: str, tmp_path: Path) -> Iterator[AgentHost]:
-    policy = lm_over(PolicyBackend(embedded), embedded, max_tokens=8, seed=0).copy(top_p=1.0)
+def embedded_host(small_embedded: str, tmp_path: Path) -> Iterator[AgentHost]:
+    policy = lm_over(PolicyBackend(small_embedded), small_embedded, max_tokens=8, seed=0).copy(top_p=1.0)
     with hosting(policy, tmp_path) as host:
         yield host
 

@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-import subprocess
-import sys
 import unicodedata
 import zlib
 from pathlib import Path
@@ -27,6 +25,7 @@ from assay.traces.records import subject_digest
 from assay.traces.store import tables as schema
 from assay.traces.store.erasure import ERASED
 from assay.traces.store.sealing import store_tasks
+from rigs.command_line import assay_command
 
 ANN = "My name is Ann Sömmer, and parcel 4711 for Elm Street 12 never arrived."
 BOB = "Where can I see the opening hours of the shop in Ulm on a Sunday?"
@@ -418,8 +417,7 @@ def test_the_command_says_what_was_emptied_named_and_not_searched(own_folder: Pa
         store.put_rollout(Rollout(task_id="a", inputs={"question": ANN, "kind": "yes"}, data_subject="Ann"))
         store.put_rollout(Rollout(task_id="b", inputs={"question": BOB}, prediction={"answer": ANN}))
         store.flush()
-    command = [sys.executable, "-m", "assay", "traces", "forget", "ann", "--json"]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    report = assay_command("traces", "forget", "ann", "--json").report
     assert report["emptied"]["rows"] == {"rollouts": 1}
     assert report["holding"] == [str(Path("mine.jsonl").absolute())]
     assert report["not_searched"]["short_texts"] == 1

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from assay.errors import ConfigError, ModelError, ProgramFailed
 from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.traces.export.settings import Gates
+from rigs.command_line import assay_command
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 
@@ -262,23 +261,10 @@ def test_a_price_missing_from_the_engine_is_reported_after_the_first_run(place: 
 def test_the_command_exits_with_1_and_prints_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "compile",
-        "mine.py:Mine",
-        "--rubric",
-        "r.yaml",
-        "--data",
-        "data.jsonl",
-        "--json",
-    ]
+    command = ["compile", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--json"]
     with served(ScriptedUpstream().app()) as url:
-        ended = subprocess.run(
-            [*command, "--model", "openai/m", "--api-base", f"{url}/v1"], capture_output=True, text=True
-        )
-    assert (ended.returncode, ended.stdout) == (1, "")
+        ended = assay_command(*command, "--model", "openai/m", "--api-base", f"{url}/v1")
+    assert (ended.code, ended.stdout) == (1, "")
     assert "mine.py:14" in ended.stderr
     assert "Traceback" in ended.stderr
 
@@ -294,22 +280,11 @@ def test_judge_score_and_drift_stop_before_their_items_if_no_model_answers(place
     }[command]
     with socket.socket() as taken_socket:  # bound and not listening
         taken_socket.bind(("127.0.0.1", 0))
-        judge = [
-            "Is it kind?",
-            "--model",
-            "openai/gone",
-            "--api-base",
-            f"http://127.0.0.1:{taken_socket.getsockname()[1]}/v1",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "assay", "judge", command, *judge, *more, "--store", "s.db"],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        address = f"http://127.0.0.1:{taken_socket.getsockname()[1]}/v1"
+        judge = ["Is it kind?", "--model", "openai/gone", "--api-base", address]
+        done = assay_command("judge", command, *judge, *more, "--store", "s.db")
     text = " ".join(done.stderr.split())
-    assert done.returncode == 1, text
+    assert done.code == 1, text
     assert "openai/gone did not answer the judge 'Is it kind?': [openai/gone] failed to connect" in text
     assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in text
     with Store(place / "s.db") as store:

@@ -58,7 +58,7 @@ def small_disk(disk_kb: int = 1700) -> Stop:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="jobs are forked")
 @pytest.mark.parametrize("how", list(STOPS))
-@pytest.mark.parametrize("job", ["collect", "compile"])
+@pytest.mark.parametrize("job", ["collect", pytest.param("compile", marks=pytest.mark.chaos)])
 def test_every_answered_call_of_a_stopped_job_is_stored_and_nothing_is_left_running(
     job: str, how: str, tmp_path: Path
 ) -> None:
@@ -86,17 +86,17 @@ def stopped_command(folder: Path, address: str, number: int, *arguments: str, an
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
-    "command",
+    ("command", "number"),
     [
-        ["evaluate", "p.py:p", "--rubric", "r.yaml", "--data", "d.jsonl", "--threads", "16"],
-        ["run", "p.py:p", "--file", "d.jsonl", "--out", "out.jsonl"],
+        (["evaluate", "p.py:p", "--rubric", "r.yaml", "--data", "d.jsonl", "--threads", "16"], signal.SIGINT),
+        (["evaluate", "p.py:p", "--rubric", "r.yaml", "--data", "d.jsonl", "--threads", "16"], signal.SIGHUP),
+        (["run", "p.py:p", "--file", "d.jsonl", "--out", "out.jsonl"], signal.SIGTERM),
     ],
-    ids=["evaluate", "run"],
+    ids=["evaluate, SIGINT", "evaluate, SIGHUP", "run, SIGTERM"],
 )
 def test_a_signal_ends_a_command_after_its_calls_in_flight(command: list[str], number: int, tmp_path: Path) -> None:
-    write_project(tmp_path, 60)
+    write_project(tmp_path, 400)  # enough for a signal that comes late on a busy machine
     with serving(tmp_path / "log", delay_ms=300) as server:
         code, errors = stopped_command(tmp_path, server.address, number, *command)
         answered = server.requests

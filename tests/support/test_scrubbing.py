@@ -34,6 +34,7 @@ from assay.support.scrubbing import (
 )
 from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.export.files import RowWriter
+from rigs.command_line import assay_command
 from rigs.serving import served
 
 
@@ -301,13 +302,8 @@ def test_a_command_prints_no_key_that_a_server_repeats(echo: str, tmp_path: Path
 
 
 def test_a_stores_messages_contain_no_password(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "assay", "traces", "stats", "--store", "postgresql://me:hunter2@127.0.0.1:9/x"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert result.returncode == 1
+    result = assay_command("traces", "stats", "--store", "postgresql://me:hunter2@127.0.0.1:9/x")
+    assert result.code == 1
     assert "hunter2" not in result.stdout + result.stderr
 
 

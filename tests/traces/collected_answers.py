@@ -1,8 +1,6 @@
 """A program for tests of collecting and rating, and a scripted model that answers it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +24,3 @@ def program(tmp_path: Path) -> str:
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     return f"{tmp_path}/p.py:P"
-
-
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, input=stdin, timeout=120
-    )

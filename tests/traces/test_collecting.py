@@ -9,7 +9,6 @@ import dspy
 import pytest
 import sqlalchemy as sa
 from collected_answers import program as program
-from collected_answers import run
 
 import assay
 from assay.commands.traces import forget_subject
@@ -21,6 +20,7 @@ from assay.traces import Store, ToolCall
 from assay.traces.export.selection import consents
 from assay.traces.store.sealing import store_splits
 from assay.traces.store.tables import known_tasks
+from rigs.command_line import assay_command
 
 
 def answers(text: str = "7") -> Any:
@@ -48,8 +48,7 @@ def test_tasks_with_equal_prompts_get_independent_samples(tmp_path: Path) -> Non
     assert len(set(answers_given)) == len(answers_given) == 6  # 3 tasks, 2 samples
 
 
-@pytest.mark.model
-def test_an_embedded_model_samples_from_its_full_distribution_on_request(program: str, embedded: str) -> None:
+def test_an_embedded_model_samples_from_its_full_distribution_on_request(program: str, small_embedded: str) -> None:
     job = {
         "rubric": "r.yaml",
         "data": "d.jsonl",
@@ -60,7 +59,7 @@ def test_an_embedded_model_samples_from_its_full_distribution_on_request(program
         "preflight": False,
     }
     for untruncated in (False, True):
-        assay.collect(program, model=embedded, untruncated=untruncated, **job)
+        assay.collect(program, model=small_embedded, untruncated=untruncated, **job)
     with Store("s.db") as store:
         calls = [store.rollout(r.id).transitions[0] for r in store.rollouts() if r.phase == "collect"]
     assert sorted(str(call.request["config"].get("top_p")) for call in calls) == ["1.0", "None"]
@@ -210,13 +209,13 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
         ids = collector.collect_interaction_data(
             [{"input": f"q{at}", "output": "a", "data_subject": "ann"} for at in range(3)]
         ).kept
-    assert "RATING: must be given" in run("traces", "rate", ids[0]).stderr
-    assert run("traces", "rate", ids[0], "1.5").returncode == 2
-    assert json.loads(run("traces", "rate", ids[0], "0.5", "--json").stdout) == {"rated": {ids[0]: 0.5}}
-    rated = run("traces", "rate", "--json", stdin="0.9\nrubbish\n")
-    assert list(json.loads(rated.stdout)["rated"].values()) == [0.9]
+    assert "RATING: must be given" in assay_command("traces", "rate", ids[0]).stderr
+    assert assay_command("traces", "rate", ids[0], "1.5").code == 2
+    assert assay_command("traces", "rate", ids[0], "0.5", "--json").report == {"rated": {ids[0]: 0.5}}
+    rated = assay_command("traces", "rate", "--json", stdin="0.9\nrubbish\n")
+    assert list(rated.report["rated"].values()) == [0.9]
     assert "not a number from 0 to 1" in rated.stderr
-    erased = json.loads(run("traces", "forget", "ann", "--json").stdout)
+    erased = assay_command("traces", "forget", "ann", "--json").report
     assert erased == {
         "subject": "ann",
         "removed": 3,
@@ -240,9 +239,9 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
             "models": [],
         },
     }
-    assert json.loads(run("traces", "stats", "--json").stdout)["transitions"] == 0
-    failed = run("export", "sft", "--out", "o", "--json")
-    assert failed.returncode == 2
+    assert assay_command("traces", "stats", "--json").report["transitions"] == 0
+    failed = assay_command("export", "sft", "--out", "o", "--json")
+    assert failed.code == 2
     assert "nothing to export" in failed.stderr
 
 

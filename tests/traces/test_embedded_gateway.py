@@ -131,27 +131,26 @@ def test_a_template_without_tools_gets_calls_and_results_as_text() -> None:
     assert chat_request("chat", {"messages": talk}, "echo", tools=True)["messages"] == talk
 
 
-@pytest.mark.model
-def test_the_embedded_model_itself_streams_calls_tools_and_gives_token_ids(embedded: str, tmp_path: Path) -> None:
+def test_the_embedded_model_itself_streams_calls_tools_and_gives_token_ids(small_embedded: str, tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
-        gateway = Gateway(store, upstream_of(embedded))
+        gateway = Gateway(store, upstream_of(small_embedded))
         with served(gateway.app()) as url:
             place = Place(gateway, url)
             # greedy: a sampled emoji spans several tokens, of which llama.cpp returns one, so the ids are not stored
             question = "What is two plus two?"
             with place.client.responses.stream(
-                model=embedded, input=question, max_output_tokens=8, temperature=0
+                model=small_embedded, input=question, max_output_tokens=8, temperature=0
             ) as stream:
                 for _ in stream:
                     pass
                 assert stream.get_final_response().output_text
             status, reply = post(
-                f"{url}/v1/messages", body_of("messages", question, model=embedded, max_tokens=8, temperature=0)
+                f"{url}/v1/messages", body_of("messages", question, model=small_embedded, max_tokens=8, temperature=0)
             )
-            assert (status, reply["model"]) == (200, embedded)
+            assert (status, reply["model"]) == (200, small_embedded)
             for streams in (False, True):
                 settings: Any = {
-                    "model": embedded,
+                    "model": small_embedded,
                     "tools": [TOOL],
                     "tool_choice": "required",
                     "temperature": 0,
@@ -166,7 +165,7 @@ def test_the_embedded_model_itself_streams_calls_tools_and_gives_token_ids(embed
                 assert json.loads(calls[0].function.arguments).keys() == {"expression"}
             listed = [model.id for model in place.client.models.list()]
         transitions = [transition for rollout in place.rollouts() for transition in rollout.transitions]
-    assert listed == [embedded]
+    assert listed == [small_embedded]
     assert [t.constrained for t in transitions] == [False, False, True, True]
     for transition in transitions:
         assert transition.error is None

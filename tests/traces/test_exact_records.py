@@ -134,11 +134,11 @@ def test_a_program_answer_is_stored_byte_for_byte(
 
 @pytest.mark.parametrize("prompt_format", ["json", "chat"])
 def test_the_embedded_models_answer_is_stored_as_the_program_read_it(
-    embedded: str, tmp_path: Path, prompt_format: str
+    small_embedded: str, tmp_path: Path, prompt_format: str
 ) -> None:
     with Store(tmp_path / "s.db") as store:
         recorder, rollout = Recorder(store), Rollout()
-        lm = get_lm(embedded, observers=[recorder.observe], temperature=0.1, max_tokens=60, seed=1)
+        lm = get_lm(small_embedded, observers=[recorder.observe], temperature=0.1, max_tokens=60, seed=1)
         with dspy.context(lm=lm, adapter=make_adapter(prompt_format)), recorder.rollout(rollout):
             try:
                 read = dict(dspy.Predict(Sentiment)(text="A fine day.").items())

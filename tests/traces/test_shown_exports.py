@@ -166,17 +166,19 @@ def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any
 
 
 @pytest.mark.slow
-def test_erasure_names_adapters_trained_on_an_export_and_their_successors(embedded: str, job: dict[str, Any]) -> None:
+def test_erasure_names_adapters_trained_on_an_export_and_their_successors(
+    small_embedded: str, job: dict[str, Any]
+) -> None:
     assay.collect("p.py:One", n=1, **{**job, "sizes": {"train": 2}})
     report = assay.export("sft", "out", store=job["store"], selection=BOTH, gates=LOOSE, min_quality=0.0)
     trained = train_sft(
         report.path,
         "first",
-        SFTSettings(model=embedded, lora_r=2, epochs=1, max_length=256, eval_fraction=0.0, min_quality=0.0),
+        SFTSettings(model=small_embedded, lora_r=2, epochs=1, max_length=256, eval_fraction=0.0, min_quality=0.0),
     )
     first = find_adapter("first")
-    keep_adapter("after", trained.path, base="smollm2-135m", after=[first])  # as if trained on other data
-    keep_adapter("apart", trained.path, base="smollm2-135m")
+    keep_adapter("after", trained.path, base="small", after=[first])  # as if trained on other data
+    keep_adapter("apart", trained.path, base="small")
     named: list[str] = []
     for at in range(12):
         named += forget_subject(f"Person {at}", store=job["store"]).to_dict()["made_from_them"]

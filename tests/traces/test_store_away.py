@@ -278,6 +278,7 @@ def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
         assert (store.stats()["transitions"], store.waiting, files(tmp_path)) == (600, 0, [])
 
 
+@pytest.mark.chaos
 def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     leave_rows_of_a_killed_process(tmp_path / "s.db")

@@ -175,6 +175,7 @@ Store(sys.argv[1])
 """
 
 
+@pytest.mark.chaos
 def test_a_creation_that_is_killed_leaves_an_empty_database(engine: sa.Engine) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, _url(engine)], check=False)
     assert killed.returncode == -signal.SIGKILL

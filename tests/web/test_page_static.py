@@ -11,6 +11,7 @@ from pathlib import Path
 
 from assay.traces import Store
 from assay.web.rendering import STATIC, compile_templates, static_file
+from rigs.command_line import assay_command
 
 # dist/htmx.min.js of the package htmx.org 2.0.11 in the npm registry, licence 0BSD.
 HTMX_SHA256 = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
@@ -52,15 +53,10 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> 
 
 
 def test_invalid_options_of_the_page_are_refused(tmp_path: Path) -> None:
-    def started(*flags: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "assay", "view", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        return done.returncode, done.stderr
-
-    code, text = started("--store", str(tmp_path / "missing.db"))
-    assert (code, "there is no store" in text) == (1, True)
-    code, text = started("--host", "0.0.0.0", "--store", str(tmp_path / "missing.db"))
-    assert (code, "--key" in text) == (2, True)
+    ended = assay_command("view", "--store", str(tmp_path / "missing.db"))
+    assert (ended.code, "there is no store" in ended.stderr) == (1, True)
+    ended = assay_command("view", "--host", "0.0.0.0", "--store", str(tmp_path / "missing.db"))
+    assert (ended.code, "--key" in ended.stderr) == (2, True)
 
 
 def test_all_templates_compile() -> None:

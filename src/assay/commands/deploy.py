@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     Rehearsal = Hook = SimulationReport = DeploymentReport = Any  # so that types can be read without heavy packages
 
-_RUNS = 40  # simulated deployments for the expected number of requests
+EXPECTED_RUNS = 40  # simulated deployments for the expected number of requests
 _TOTAL = 300_000  # requests of all of them, enough for the default plan: a longer plan has fewer runs
 
 
@@ -346,7 +346,7 @@ def expected_requests(plan: "Plan") -> dict[str, SimulationReport]:
         metrics=(replace(deciding, horizon_s=0.0),), events=(), watch=(),
     )  # fmt: skip
     return {
-        name: simulate(instant, Traffic(effect=value), runs=_RUNS, total_requests=_TOTAL)
+        name: simulate(instant, Traffic(effect=value), runs=EXPECTED_RUNS, total_requests=_TOTAL)
         for name, value in (("better", effect), ("equal", 0.0))
     }
 
