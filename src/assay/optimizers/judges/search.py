@@ -38,7 +38,7 @@ from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.named import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.teleprompters import propose
-from assay.optimizers.judges.config import JudgeConfig
+from assay.optimizers.settings import JudgeConfig
 from assay.programs.isolation import copied
 from assay.rubrics.criteria import JudgeSpec
 from assay.support.numbers import figure

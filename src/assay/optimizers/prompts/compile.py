@@ -33,7 +33,7 @@ from assay.optimizers.prompts.candidates import Candidate
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.search import PromptSearch
 from assay.optimizers.prompts.teleprompters import too_few_calls
-from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.settings import CompileConfig
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 

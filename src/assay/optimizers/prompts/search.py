@@ -42,7 +42,7 @@ from assay.optimizers.prompts.named import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, propose_instruction
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, named_val, propose
 from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
-from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.settings import CompileConfig
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram
 from assay.rubrics.dspy_metric import example_fields
