@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 
 from assay.optimizers.parameters import AgentObjective, SearchConfig, Space, open_study, search
-from assay.optimizers.parameters.study import study_storage
+from assay.optimizers.parameters.search import study_storage
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
 

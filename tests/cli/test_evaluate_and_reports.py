@@ -393,7 +393,10 @@ def test_run_reads_tables_and_ignores_other_columns(tmp_path: Path) -> None:
 
 def test_a_fine_tuning_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(source: Any, name: str, config: SFTSettings, **_: Any) -> SFTReport:
-        return SFTReport(name, tmp_path, config, 8, 2, 5, Counter(), 2, {1: 2.0, 2: 1.0}, {0: 2.0, 2: 1.5}, 2)
+        return SFTReport(
+            name, tmp_path, config, rows=8, held_out_rows=2, tasks=5, left_out=Counter(), steps=2,
+            loss={1: 2.0, 2: 1.0}, held_out_loss={0: 2.0, 2: 1.5}, best_step=2,
+        )  # fmt: skip
 
     monkeypatch.setattr("assay.optimizers.finetuning.sft.train_sft", trained)
     messages = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]

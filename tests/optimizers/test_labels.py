@@ -11,7 +11,7 @@ from assay.errors import DataError
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
 from assay.optimizers.finetuning.base import Policy
 from assay.optimizers.finetuning.data import completion_row, conversation_rows
-from assay.optimizers.finetuning.sft import fitting_rows, make_trainer, to_dataset, with_labels
+from assay.optimizers.finetuning.sft import fitting_rows, make_trainer, to_dataset
 
 pytest.importorskip("transformers")
 TALK = [
@@ -136,7 +136,7 @@ def test_conversations_with_tools_and_plain_rows_train_together(
     plain = {"prompt": TALK[:2], "completion": TALK[2:3]}
     data = read_sft(conversations(tmp_path / "d.jsonl", talk, plain), min_quality=0.8, eval_fraction=0.0, seed=0)
     policy = Policy(str(tiny_model), None, tokenizer, None)
-    rows = to_dataset(with_labels(fitting_rows(data.train, policy, 10_000, data.left_out), policy))
+    rows = to_dataset(fitting_rows(data.train, policy, 10_000, data.left_out))
     text, other = (trained(row, tokenizer) for row in rows)
     assert [json.loads(text[0].split("\n")[1])["arguments"], text[1:]] == [{"of": [1, 2]}, [" The answer is 3.</s>"]]
     assert other == [" The answer is 3.</s>"]
@@ -145,7 +145,9 @@ def test_conversations_with_tools_and_plain_rows_train_together(
 
 @pytest.mark.slow
 def test_trainer_uses_the_labels_unchanged(tiny_model: Path, tmp_path: Path) -> None:
+    from datasets import Dataset
     from transformers import TrainerCallback
+    from trl import SFTConfig, SFTTrainer
 
     from assay.optimizers.finetuning.base import load_policy
 
@@ -154,12 +156,15 @@ def test_trainer_uses_the_labels_unchanged(tiny_model: Path, tmp_path: Path) -> 
         SFTSettings(model=str(tiny_model), epochs=1),
         TrainerCallback(),
     )
-    plain = [{"prompt": TALK[:2], "completion": TALK[2:3], "tools": "null"}]
-    by_trl = make_trainer(policy, plain, [], config, tmp_path / "plain", nothing).train_dataset[0]
-    assert completion_row(**{**plain[0], "tools": []}, tokenizer=policy.tokenizer) == {
+    plain = {"prompt": TALK[:2], "completion": TALK[2:3]}
+    arguments = SFTConfig(output_dir=str(tmp_path / "plain"), report_to="none", use_cpu=True, bf16=False)
+    by_trl = SFTTrainer(
+        model=str(tiny_model), args=arguments, train_dataset=Dataset.from_list([plain]),
+        processing_class=policy.tokenizer,
+    ).train_dataset[0]  # fmt: skip
+    assert completion_row(**plain, tools=[], tokenizer=policy.tokenizer) == {
         name: by_trl[name] for name in ("input_ids", "labels")
     }
-    policy = load_policy(str(tiny_model))
     path = conversations(
         tmp_path / "d.jsonl",
         *({"messages": [{"role": "system", "content": f"Be short, in {at} words."}, *TALK[1:]]} for at in range(8)),

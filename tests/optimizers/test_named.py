@@ -15,9 +15,9 @@ from assay.errors import ConfigError, MissingExtra
 from assay.evaluation import SilentProgress
 from assay.evaluation.session import Measured
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.named import ALIASES, Proposal
-from assay.optimizers.prompts.proposals import InstructionCheck, broken, lint_instructions
+from assay.optimizers.prompts.proposals import InstructionCheck, broken
+from assay.optimizers.settings import CompileConfig
 from assay.testing import scripted_lm
 from rigs.command_line import assay_command
 
@@ -222,13 +222,16 @@ def test_instructions_copied_from_training_tasks_are_reported() -> None:
     program.signature = program.signature.with_instructions(
         "Note: the quick brown fox jumps over the lazy dog near the river bank means a."
     )
-    findings = lint_instructions(program, original, tasks)
-    assert [finding.rule for finding in findings] == ["copied"]
+    check, copied = InstructionCheck(original), program.signature.instructions
+    assert str(check.why(copied, original.signature.instructions, sources=tasks)).startswith("copied: ")
+    (note,) = check.checked(program, tasks)
+    assert note.startswith("instruction of self: ")
+    assert program.signature.instructions == copied  # it is not rejected
     # 17 words have 10 runs of eight; the 13 words of the task's question are 6 of them
     assert (
         overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
     )
-    assert lint_instructions(original, original, tasks) == []
+    assert check.checked(original, tasks) == []
 
 
 def out_of_form(request: Any) -> str:

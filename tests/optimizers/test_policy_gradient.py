@@ -254,7 +254,7 @@ def test_zero_variance_alarm_depends_on_the_score(score: float, advice: str) -> 
 
 def test_values_and_alarms_are_logged_as_they_come(tmp_path: Path) -> None:
     watch = TrainingMonitor(TrainingLog(tmp_path))
-    watch.evaluated(0, {"held_out_greedy": 0.5})
+    watch.update(0, {"held_out_greedy": 0.5})
     for step in (1, 2, 3):
         watch.update(step, {"kl": 0.75})
     watch.alarm(3, "forgetting", "step 3: too much was lost")

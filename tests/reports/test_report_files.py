@@ -14,7 +14,7 @@ from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import ThinkingReport
 from assay.evaluation.statistics import paired_gain
-from assay.optimizers.parameters.trainer import HeldOutReport
+from assay.optimizers.parameters.policy import HeldOutReport
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
 from assay.reports.compiled import CompilePage, Demonstration

@@ -14,7 +14,7 @@ from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
 from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
-from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.settings import CompileConfig
 from assay.runs.groups import DEFAULT_SALT
 from assay.support.names import nearest
 
@@ -69,7 +69,7 @@ def test_choices_defined_twice_are_equal() -> None:
     from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
     from assay.optimizers.finetuning.settings import PolicySettings
-    from assay.optimizers.judges.config import JudgeConfig
+    from assay.optimizers.settings import JudgeConfig
     from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing

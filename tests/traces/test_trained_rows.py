@@ -210,7 +210,7 @@ def test_the_warm_up_writes_tool_calls_in_the_form_that_its_template_renders(sto
 
     from assay.optimizers.finetuning.base import Policy
     from assay.optimizers.finetuning.data import read_sft
-    from assay.optimizers.finetuning.sft import fitting_rows, to_dataset
+    from assay.optimizers.finetuning.sft import fitting_rows
 
     folder = exported(
         store, "sft", model="nobody/unknown", min_quality=0.0
@@ -223,7 +223,7 @@ def test_the_warm_up_writes_tool_calls_in_the_form_that_its_template_renders(sto
     assert all(row["completion"][0]["content"] for row in rows)
     functions = [
         row["completion"][0]["tool_calls"][0]["function"]
-        for row in to_dataset(data.train)
+        for row in data.train
         if row["completion"][0].get("tool_calls")
     ]
     assert {"name": "look", "arguments": {"of": "0 + 1", "deep": True}} in functions

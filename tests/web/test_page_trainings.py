@@ -87,8 +87,9 @@ def comparison(runs: list[str]) -> dict[str, Any]:
 
 def fine_tuning(folder: Path, runs: list[str]) -> SFTReport:
     return SFTReport(
-        "embedded/m+warm", folder, SFTSettings(), 8, 2, 5, Counter({"too long": 3}), 6, {1: 2.0, 2: 1.0},
-        {0: 2.5, 2: 1.5}, 2, alarms=["step 2: it rose"], validation={"sums": {"greedy": comparison(runs)}},
+        "embedded/m+warm", folder, SFTSettings(), rows=8, held_out_rows=2, tasks=5, left_out=Counter({"too long": 3}),
+        steps=6, loss={1: 2.0, 2: 1.0}, held_out_loss={0: 2.5, 2: 1.5}, best_step=2, alarms=["step 2: it rose"],
+        validation={"sums": {"greedy": comparison(runs)}},
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from assay.commands.judging import (
     with_names,
 )
 from assay.errors import BudgetExceeded, ConfigError
-from assay.optimizers.judges.config import JudgeConfig
+from assay.optimizers.settings import JudgeConfig
 from assay.runs.groups import (
     Budget,
     Cached,

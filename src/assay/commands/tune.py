@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Lt
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage
 from assay.commands.impact import Impact, ImpactReport
 from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
-from assay.optimizers.search_settings import SearchConfig
+from assay.optimizers.settings import SearchConfig
 from assay.runs.groups import DecidedJob, ParameterJob, StagedJob
 from assay.runs.job_report import JobReport
 from assay.support.names import one_of

@@ -17,8 +17,7 @@ from assay.models.limits import DEFAULT_S
 from assay.models.prices import price_text
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
-from assay.optimizers.prompts.config import CompileConfig
-from assay.optimizers.search_settings import Objectives
+from assay.optimizers.settings import CompileConfig, Objectives
 from assay.support.options import Count, Flag, Pair, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 

@@ -13,7 +13,7 @@ from assay.evaluation.session import acting_parameters
 from assay.models import Thinking, supports
 from assay.optimizers.parameters import Point, ProgramObjective, Space, open_study
 from assay.optimizers.parameters.objective import set_point
-from assay.optimizers.search_settings import SearchConfig
+from assay.optimizers.settings import SearchConfig
 from assay.programs import RANGES, AgentParameters, program_version
 from assay.programs.budgets import allocates, set_thinking, thresholds_of
 from assay.programs.thinking import THRESHOLDS

@@ -7,7 +7,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ class TrainingMonitor:
         self._log = log
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Adds the metrics of a step. Returns the new alarms."""
+        """Adds the metrics of a step or of an evaluation. Returns the new alarms."""
         for name, value in metrics.items():
             self.curves[name][step] = value
         before = set(self.alarms)
@@ -158,13 +158,6 @@ class TrainingMonitor:
         if self._log is not None:
             self._log.values(step, metrics, self.alarms)
         return [text for name, text in self.alarms.items() if name not in before]
-
-    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
-        """Adds the scores of an evaluation, by curve."""
-        for name, value in scores.items():
-            self.curves[name][step] = value
-        if self._log is not None:
-            self._log.values(step, scores, self.alarms)
 
     def alarm(self, step: int, name: str, text: str) -> None:
         """Raises an alarm that no curve shows."""
@@ -307,36 +300,17 @@ HEADING = f"{'step':>5}" + "".join(f"{label:>9}" for label in _COLUMNS.values())
 
 @dataclass(repr=False)
 class PolicyReport(TrainingReport):
-    """Result of `train_policy`.
+    """Result of `train_policy`. `curves[name][step]` are the logged values."""
 
-    `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
-    `curves[name][step]` are the logged values. `validation[name][mode]` has `before`, `after` and their paired `gain`
-    on tasks that were used neither for training nor for model selection. `agreement`, in [0, 1], is the share of
-    prompts that torch and the served GGUF continue with the same greedy text.
-    """
-
-    name: str | None
-    path: Path
-    config: PolicySettings
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
-    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # by evaluation task, see `assay.traces.store.sealing.Openings`
-    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)
-    alarms: list[str] = field(default_factory=list)
     converged: bool | None = None
-    best_step: int | None = None
-    steps: int = 0
     row_stats: RowStats = field(default_factory=RowStats)
     report: Path | None = None
-    agreement: float | None = None
-    stopped: str | None = None
     curriculum: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "row_stats"}
-        paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
-        return {**values, **self.row_stats.to_dict(), **paths, "config": asdict(self.config)}
+        values = {name: value for name, value in super().to_dict().items() if name != "row_stats"}
+        return {**values, **self.row_stats.to_dict(), "report": str(self.report) if self.report else None}
 
     def summary(self, data: Mapping[str, Any]) -> Iterator[str]:
         seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
@@ -624,7 +598,7 @@ class _Training:
         for other in self.retained:
             if (score := values.get(f"retained_{other.name}")) is not None:
                 self.first_scores.setdefault(other.name, score)
-        self.monitoring.evaluated(step, values)
+        self.monitoring.update(step, values)
         of_stage = f" (stage {self.schedule.stage.name})" if self.schedule is not None else ""
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         self.progress.say(f"step {step}{of_stage}: {figures}")

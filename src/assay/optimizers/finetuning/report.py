@@ -1,9 +1,11 @@
 """What the reports of all trainings have: the lines for people, and the page."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.reports.markdown import curriculum_lines
 from assay.reports.trained import compared_runs, trained_tasks
 from assay.reports.training import in_numbers, write_training
@@ -13,8 +15,29 @@ from assay.traces import Store
 from assay.traces.store.sealing import openings_line
 
 
+@dataclass(repr=False)
 class TrainingReport(ReportRepr):
-    """A report of `assay.support.report`, which grows while the training runs."""
+    """A report of `assay.support.report`, which grows while the training runs.
+
+    Attributes:
+        name: the model to serve; None for a base model that is not embedded, where `path` is PEFT's folder.
+        validation: `[program][mode]` has `before`, `after` and their paired `gain` on tasks that were used neither for
+            training nor for model selection.
+        test_openings: by program, see `assay.traces.store.sealing.Openings`.
+        agreement: share of prompts, in [0, 1], that torch and the served GGUF continue with the same greedy text.
+    """
+
+    name: str | None
+    path: Path
+    config: PolicySettings | SFTSettings
+    steps: int = 0
+    best_step: int | None = None
+    agreement: float | None = None
+    stopped: str | None = None
+    alarms: list[str] = field(default_factory=list)
+    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     is_list: ClassVar[bool] = Report.is_list
     is_data: ClassVar[bool] = Report.is_data
@@ -23,9 +46,9 @@ class TrainingReport(ReportRepr):
     has_key: ClassVar[bool] = Report.has_key
     failure: ClassVar[str] = ""
 
-    if TYPE_CHECKING:
-
-        def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "path": str(self.path), "config": asdict(self.config)}
 
     def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
         """The lines of this kind of training."""

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,7 @@ class RowStats:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "rollouts": self.rollouts,
-            "calls": self.calls,
-            "seconds": dict(self.seconds),
-            "left_out": dict(self.left_out),
-            "samples": self.samples,
-        }
+        return {**vars(self), "seconds": dict(self.seconds), "left_out": dict(self.left_out)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the output of `to_dict`."""
@@ -356,8 +350,8 @@ class ValueMemory:
     out groups best.
     """
 
-    def __init__(self, batches: int = 8) -> None:
-        self.batches: deque[list[Trajectory]] = deque(maxlen=batches)
+    def __init__(self) -> None:
+        self.batches: deque[list[Trajectory]] = deque(maxlen=8)
 
     def values(self, batch: Sequence[Trajectory], discount: float) -> list[list[float]]:
         """Values of the batch's calls, `[rollout][turn]`. Adds the batch to the memory."""
@@ -378,18 +372,7 @@ class ValueMemory:
         return min(fits, key=lambda values: _squared_error(values, target))[len(earlier) :]
 
     def to_json(self) -> list[list[dict[str, Any]]]:
-        return [
-            [
-                {
-                    "group": trajectory.group,
-                    "rollout": trajectory.rollout,
-                    "rewards": trajectory.rewards,
-                    "features": trajectory.features,
-                }
-                for trajectory in batch
-            ]
-            for batch in self.batches
-        ]
+        return [[asdict(trajectory) for trajectory in batch] for batch in self.batches]  # they have no rows
 
     def load(self, batches: Sequence[Sequence[dict[str, Any]]]) -> None:
         """Adds the batches that `to_json` returned."""

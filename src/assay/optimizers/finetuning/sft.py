@@ -127,36 +127,23 @@ _PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.
 _MOST_ROWS = 4  # rows of a forward pass at most; the rest of a batch is accumulated
 
 
-@dataclass(repr=False)
+@dataclass(kw_only=True, repr=False)
 class SFTReport(TrainingReport):
     """Result of `train_sft`.
 
-    `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
-    `loss` and `held_out_loss` are mean negative log-likelihoods per completion token, by step. `agreement`, in [0, 1],
-    is the share of held-out prompts that torch and the served GGUF continue with the same greedy text. `validation` and
+    `loss` and `held_out_loss` are mean negative log-likelihoods per completion token, by step. `validation` and
     `test_openings` are those of a program before and after, where `assay.train_sft` was given one.
     """
 
-    name: str | None
-    path: Path
-    config: SFTSettings
     rows: int
     held_out_rows: int
     tasks: int
     left_out: Counter[str]
-    steps: int
     loss: dict[int, float] = field(default_factory=dict)
     held_out_loss: dict[int, float] = field(default_factory=dict)
-    best_step: int | None = None
-    agreement: float | None = None
-    stopped: str | None = None
-    alarms: list[str] = field(default_factory=list)
-    validation: dict[str, dict[str, Any]] = field(default_factory=dict)  # by program and sampling
-    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)  # by program
-    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path), "left_out": dict(self.left_out)}
+        return {**super().to_dict(), "left_out": dict(self.left_out)}
 
     def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
         rows = []
@@ -205,12 +192,10 @@ def train_sft(
 
 
 def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> tuple[list[Any], list[Any]]:
-    """Rows to train on and held-out rows that fit `max_length`, with labels where the export has some."""
+    """Rows to train on and held-out rows that fit `max_length`."""
     train, evaluated = (
         fitting_rows(rows, policy, config.max_length, data.left_out) for rows in (data.train, data.held_out)
     )
-    if any("labels" in row for row in (*train, *evaluated)):
-        train, evaluated = with_labels(train, policy), with_labels(evaluated, policy)
     if not train:
         raise DataError(
             f"no row is left to train on: {dict(data.left_out)}. "
@@ -251,7 +236,9 @@ def _train(
     progress.say(f"loading {config.model} …")
     policy = load_policy(config.model)
     train, evaluated = _training_rows(data, policy, config)
-    report = SFTReport(None, work, config, len(train), len(evaluated), data.tasks, data.left_out, 0)
+    report = SFTReport(
+        None, work, config, rows=len(train), held_out_rows=len(evaluated), tasks=data.tasks, left_out=data.left_out
+    )
     report.notes += _notes(data, evaluated)
     with (
         quiet(),
@@ -289,10 +276,10 @@ def _steps(rows: int, config: SFTSettings) -> int:
 def fitting_rows(
     rows: Sequence[dict[str, Any]], policy: Policy, most: int, excluded: Counter[str]
 ) -> list[dict[str, Any]]:
-    """Rows of at most `most` tokens, rendered for the model's chat template: tools as text if it ignores them.
+    """Tokens and labels of rows of at most `most` tokens, with their prompt and completion.
 
-    Rows of whole conversations get their tokens and labels. Longer rows are left out, not cut: the end of an answer
-    must be learned too.
+    They are rendered for the model's chat template: tools as text if it ignores them. Longer rows are left out, not
+    cut: the end of an answer must be learned too.
     """
     fitting, renderer = list[dict[str, Any]](), RowRenderer(template_of_tokenizer(policy.tokenizer))
     for row in rows:
@@ -303,21 +290,17 @@ def fitting_rows(
                 excluded[f"that cannot be learned from: {reason}"] += 1
                 continue
             prompt, completion, tools = renderer.written(row["prompt"], row["completion"], tools)
-            texts = json.dumps(tools or None, ensure_ascii=False)
-            row, messages = {**row, "prompt": prompt, "completion": completion, "tools": texts}, [*prompt, *completion]
-            if row.get("whole"):
-                parts = [{**row, **tokens} for tokens in conversation_rows(messages, tools, policy.tokenizer)]
-                lengths = [len(part["input_ids"]) for part in parts]
-            else:
-                ids = policy.tokenizer.apply_chat_template(
-                    messages, tools=tools or None, tokenize=True, return_dict=True
-                )["input_ids"]
-                parts, lengths = [row], [len(ids)]
+            parts = (
+                list(conversation_rows([*prompt, *completion], tools, policy.tokenizer))
+                if row.get("whole")
+                else [completion_row(prompt, completion, tools, policy.tokenizer)]
+            )
         except Exception as error:  # a template can raise any exception
             excluded[f"that the chat template refuses: {error}"[:200]] += 1
             continue
-        fitting += [part for part, length in zip(parts, lengths, strict=True) if length <= most]
-        if long := sum(length > most for length in lengths):
+        short = [part for part in parts if len(part["input_ids"]) <= most]
+        fitting += [{"prompt": prompt, "completion": completion, **part} for part in short]
+        if long := len(parts) - len(short):
             excluded[f"of more than {most} tokens"] += long
     return fitting
 
@@ -333,29 +316,11 @@ def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -
     )
 
 
-def with_labels(rows: Sequence[dict[str, Any]], policy: Policy) -> list[dict[str, Any]]:
-    """Adds tokens and labels to rows that have none: TRL needs the same columns in all rows."""
-    return [
-        row
-        if "labels" in row
-        else {
-            **row,
-            **completion_row(row["prompt"], row["completion"], json.loads(row["tools"]) or [], policy.tokenizer),
-        }
-        for row in rows
-    ]
-
-
 def to_dataset(rows: list[dict[str, Any]]) -> Any:
-    """The data set for TRL.
-
-    Messages stay JSON: as Arrow structs, each tool call would get the arguments of all others as nulls.
-    """
+    """The data set for TRL, which takes tokens and labels as they are."""
     from datasets import Dataset
 
-    if rows and "labels" in rows[0]:
-        return Dataset.from_list([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
-    return Dataset.from_list(rows, on_mixed_types="use_json")
+    return Dataset.from_list([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
 
 
 def make_trainer(

@@ -19,8 +19,8 @@ from assay.evaluation.session import Session
 from assay.judges import Judge
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.quality.agreement import Agreement, agreement, ceiling
-from assay.optimizers.judges.config import JudgeConfig
 from assay.optimizers.judges.search import LOST, JudgeSearch
+from assay.optimizers.settings import JudgeConfig
 from assay.rubrics import Criterion, Grade, Rubric
 from assay.rubrics.criteria import JudgeSpec
 from assay.support.reprs import ReportRepr, shortened

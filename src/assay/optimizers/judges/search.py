@@ -33,12 +33,12 @@ from assay.judges.quality.agreement import (
 )
 from assay.judges.quality.audit import ATTACK
 from assay.judges.reading import STYLES, fenced_text, have_distinct_first_tokens
-from assay.optimizers.judges.config import JudgeConfig
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.named import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.teleprompters import propose
+from assay.optimizers.settings import JudgeConfig
 from assay.programs.isolation import copied
 from assay.rubrics.criteria import JudgeSpec
 from assay.support.numbers import figure
@@ -265,7 +265,7 @@ class JudgeSearch:
         self.notes += proposal.notes
         if not isinstance(compiled, Judge):
             raise ConfigError(f"{name} makes another program around the judge, and what is compiled must be a judge")
-        self.notes += instruction_check.checked(compiled, self.judge, train)
+        self.notes += instruction_check.checked(compiled, train)
         return compiled
 
     def _try(self, name: str, judge: Judge) -> None:

@@ -1,24 +1,23 @@
 """Effect of each parameter on every metric: one parameter varies over its range, the others are fixed."""
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from assay.errors import ProgramError
 from assay.evaluation.metrics import METRICS, Budget, TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.optimizers.parameters.objective import Objective
+from assay.optimizers.parameters.objective import Objective, runs_by_task
+from assay.optimizers.parameters.results import first_by_task, state_name
 from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.reports.files import write_report
 from assay.reports.studies import FEWEST, EffectRow, StudyTrial, effect_charts, study_page
-
-if TYPE_CHECKING:
-    import optuna
 
 _RESAMPLES = 200
 _EXTRA = ("tokens", "seconds")
@@ -142,7 +141,7 @@ def _measured(
     before: Sequence[TaskRun], after: Sequence[TaskRun], budget: Budget
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, dict[str, float | None]]]:
     """Metrics of `after` and their change from `before`, with 95 % bootstrap intervals over the tasks."""
-    sides = [_by_task(before), _by_task(after)]
+    sides = [runs_by_task(before), runs_by_task(after)]
     tasks = sorted(sides[0].keys() & sides[1].keys())
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, len(tasks), len(tasks)) for _ in range(_RESAMPLES)] if len(tasks) >= 5 else []
@@ -164,13 +163,6 @@ def _measured(
     return metrics, changes
 
 
-def _by_task(runs: Sequence[TaskRun]) -> dict[str, list[TaskRun]]:
-    groups: dict[str, list[TaskRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.task_id].append(run)
-    return groups
-
-
 def _interval(value: float, draws: Sequence[float]) -> dict[str, float | None]:
     if np.isnan(value):
         return {"mean": None, "low": None, "high": None}
@@ -184,28 +176,26 @@ def _interval(value: float, draws: Sequence[float]) -> dict[str, float | None]:
 # -- The report of a study: one HTML page that loads nothing.
 
 
-def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str, float]]:
-    """Share of an objective's variation that each parameter accounts for, by two evaluators; each sums to 1.
+def importance(study: optuna.Study) -> dict[str, dict[str, float]]:
+    """Share of the first objective's variation that each parameter accounts for, by two evaluators; each sums to 1.
 
     Pruned trials count with the mean of the tasks they ran. `fanova`: Hutter, Hoos, Leyton-Brown 2014;
     `ped_anova`: Watanabe, Bansal, Hutter 2023, for the best tenth. Empty if there are too few trials or all
     values are equal.
     """
-    import optuna
-
     makers: dict[str, Callable[[], Any]] = {
         "fanova": lambda: optuna.importance.FanovaImportanceEvaluator(seed=0),
         "ped_anova": optuna.importance.PedAnovaImportanceEvaluator,
     }
     scored, importances = with_pruned_trials(study), dict[str, dict[str, float]]()
-    if len(scored.trials) < FEWEST or len({trial.values[objective] for trial in scored.trials}) < 2:
+    if len(scored.trials) < FEWEST or len({trial.values[0] for trial in scored.trials}) < 2:
         return importances
     for name, make in makers.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 importances[name] = optuna.importance.get_param_importances(
-                    scored, evaluator=make(), target=_target(objective)
+                    scored, evaluator=make(), target=lambda trial: float(trial.values[0])
                 )
             except (RuntimeError, ValueError):  # no variance at all; too few distinct values
                 continue
@@ -218,7 +208,7 @@ def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str,
 
 def write_page(
     folder: Path,
-    study: "optuna.Study | None",
+    study: optuna.Study | None,
     objectives: Sequence[str],
     *,
     title: str,
@@ -241,58 +231,42 @@ def write_page(
     )  # fmt: skip
 
 
-def trials_in(study: "optuna.Study | None", objectives: Sequence[str]) -> list[StudyTrial]:
+def trials_in(study: optuna.Study | None, objectives: Sequence[str]) -> list[StudyTrial]:
     """The finished trials of a study; a pruned one with the mean of the tasks that it ran."""
     trials = []
     for trial in () if study is None else study.get_trials(deepcopy=False):
-        state = trial.state.name.lower().replace("fail", "failed")
         if not trial.state.is_finished():
             continue
-        results = trial.user_attrs.get("found") or {}
-        if state == "complete":
+        if trial.state == TrialState.COMPLETE:
             values = dict(zip(objectives, trial.values, strict=True))
         else:
             mean = _mean_of_tasks(trial)
             values = {} if mean is None else {objectives[0]: mean}
-        scores = results.get("first", results.get("scores", {}))
+        parameters = {name: value for name, value in trial.params.items() if isinstance(value, int | float)}
         trials.append(
             StudyTrial(
-                number=trial.number, state=state, parameters=_numbers(trial.params), values=values,
-                n=len(scores) or None,
+                number=trial.number, state=state_name(trial), parameters=parameters, values=values,
+                n=len(first_by_task(trial)) or None,
             )
         )  # fmt: skip
     return trials
 
 
-def _numbers(params: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in params.items() if isinstance(value, int | float)}
-
-
-def _mean_of_tasks(trial: "optuna.trial.FrozenTrial") -> float | None:
+def _mean_of_tasks(trial: FrozenTrial) -> float | None:
     """Mean score of the tasks that a trial ran; None without any."""
-    results = trial.user_attrs.get("found") or {}
-    scores = [score for score in results.get("first", results.get("scores", {})).values() if score is not None]
+    scores = [score for score in first_by_task(trial).values() if score is not None]
     return sum(scores) / len(scores) if scores else None
 
 
-def with_pruned_trials(study: "optuna.Study") -> "optuna.Study":
+def with_pruned_trials(study: optuna.Study) -> optuna.Study:
     """A copy in which pruned trials are complete, with the mean of their tasks (only single objectives are pruned)."""
-    import optuna
-    from optuna.trial import TrialState
-
     copy = optuna.create_study(directions=study.directions)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
         mean = None if trial.state == TrialState.COMPLETE else _mean_of_tasks(trial)
         values = trial.values if trial.state == TrialState.COMPLETE else None if mean is None else [mean]
         if values is not None:
-            copy.add_trial(
-                optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, values=values)
-            )
+            copy.add_trial(create_trial(params=trial.params, distributions=trial.distributions, values=values))
     return copy
-
-
-def _target(objective: int) -> Callable[[Any], float]:
-    return lambda trial: float(trial.values[objective])
 
 
 def _effects(impact: Impact) -> dict[str, Any]:

@@ -130,9 +130,9 @@ class AgentObjective:
             # others (a missing package, a wrong setting) must be fixed by the user, and never become a score
             if not isinstance(error, ModelError | Unscored):
                 raise
-            return replace(run, seconds=time.perf_counter() - clock, error=_error_words(error))
+            return replace(run, seconds=time.perf_counter() - clock, error=error_text(error))
         except Exception as error:
-            failed = replace(run, seconds=time.perf_counter() - clock, error=_error_words(error))
+            failed = replace(run, seconds=time.perf_counter() - clock, error=error_text(error))
             return (
                 failed
                 if not is_agent_failure(failure_of_program(error))
@@ -144,9 +144,9 @@ class AgentObjective:
         except AssayError as error:
             if not isinstance(error, ModelError | Unscored):
                 raise
-            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_error_words(error)}")
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {error_text(error)}")
         except Exception as error:
-            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_error_words(error)}")
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {error_text(error)}")
         wrong = _malformed(result)
         if wrong is not None:
             self._malformed = None if self._malformed is None else self._malformed + 1
@@ -176,8 +176,12 @@ def _in_range(value: Any) -> bool:
     return isinstance(value, Real | np.bool_) and bool(math.isnan(float(value)) or 0 <= float(value) <= 1)
 
 
-def _error_words(error: Exception) -> str:
-    return error_text(error)
+def runs_by_task(runs: Sequence[TaskRun]) -> dict[str, list[TaskRun]]:
+    """The runs of each task."""
+    groups: dict[str, list[TaskRun]] = {}
+    for run in runs:
+        groups.setdefault(run.task_id, []).append(run)
+    return groups
 
 
 def task_name(task: Any) -> str:

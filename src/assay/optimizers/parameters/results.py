@@ -4,17 +4,16 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import optuna
+from optuna.trial import FrozenTrial
 
 from assay.errors import ModelError
 from assay.optimizers.parameters.space import Point, Space
-from assay.optimizers.search_settings import OBJECTIVES, SearchConfig
+from assay.optimizers.settings import OBJECTIVES, SearchConfig
 from assay.support.reprs import ReportRepr, shortened
-
-if TYPE_CHECKING:
-    import optuna
 
 # -- Expected scores of trials, smoothed over similar parameters. Does not choose a trial.
 
@@ -171,7 +170,7 @@ class SearchOutcome(ReportRepr):
         return [(key, shortened(value)) for key, value in facts.items()]
 
 
-def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
+def outcome_of(study: optuna.Study, space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
     """The trials of a study and its best point.
 
     Args:
@@ -179,10 +178,9 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     Raises:
         ModelError: no trial is complete.
     """
-    stored, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
-    trials = [
-        _result(trial, space, config) for trial in stored if trial.state.is_finished() and trial.number not in replaced
-    ]
+    stored = study.get_trials(deepcopy=False)
+    finished, replaced = [trial for trial in stored if trial.state.is_finished()], _replaced(stored)
+    trials = [_result(trial, space, config) for trial in finished if trial.number not in replaced]
     complete = [trial for trial in trials if trial.state == "complete"]
     if not complete:
         reasons = [trial.error for trial in trials if trial.error]
@@ -190,7 +188,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
             f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}"
         )
     ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
-    first = [trial for trial in stored if trial.user_attrs.get("default") and trial.state.is_finished()]
+    first = [trial for trial in finished if trial.user_attrs.get("default")]
     default = min(
         (_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None
     )
@@ -217,7 +215,19 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     )
 
 
-def _replaced(trials: Sequence[Any]) -> set[int]:
+def first_by_task(trial: FrozenTrial) -> Mapping[str, float | None]:
+    """Values of the first objective by task, of those that a trial ran."""
+    stored = trial.user_attrs.get("found") or {}
+    values: Mapping[str, float | None] = stored.get("first", stored.get("scores", {}))
+    return values
+
+
+def state_name(trial: FrozenTrial) -> str:
+    """`complete`, `pruned` or `failed`."""
+    return {"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower())
+
+
+def _replaced(trials: Sequence[FrozenTrial]) -> set[int]:
     """Numbers of the interrupted trials that were re-run under another number, by us or by Optuna."""
     rerun = {trial.system_attrs.get("failed_trial") for trial in trials} | {
         n for t in trials for n in t.system_attrs.get("retry_history", ())
@@ -301,13 +311,10 @@ def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping
     )
 
 
-def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:
-    from optuna.trial import TrialState
-
+def _result(trial: FrozenTrial, space: Space, config: SearchConfig) -> TrialResult:
     stored = trial.user_attrs.get("found") or {"scores": {}, "metrics": {}, "tokens": None}
-    state = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
     values = dict(zip(config.objectives, trial.values or [None] * len(config.objectives), strict=True))
     return TrialResult(
-        trial.number, space.point(trial.params), state, values, stored["scores"], stored["metrics"], stored["tokens"],
-        trial.user_attrs.get("error"), stored.get("runs", len(stored["scores"])),
+        trial.number, space.point(trial.params), state_name(trial), values, stored["scores"], stored["metrics"],
+        stored["tokens"], trial.user_attrs.get("error"), stored.get("runs", len(stored["scores"])),
     )  # fmt: skip

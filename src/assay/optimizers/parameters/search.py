@@ -1,23 +1,202 @@
 """Optuna search over agent parameters, with pruning by task; several processes can share one study."""
 
+import hashlib
+import importlib.util
+import json
 import math
+import random
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreError
+import numpy as np
+import optuna
+import sqlalchemy as sa
+from optuna.samplers import BaseSampler
+from optuna.trial import Trial, TrialState, create_trial
+
+from assay.errors import Cancelled, ConfigError, MissingExtra, ModelError, ProgramError, StopRun, StoreError
 from assay.evaluation.metrics import TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.optimizers.parameters.objective import Objective
-from assay.optimizers.parameters.results import REQUEUED, SearchOutcome, outcome_of
+from assay.optimizers.parameters.objective import Objective, runs_by_task
+from assay.optimizers.parameters.results import REQUEUED, SearchOutcome, first_by_task, outcome_of
 from assay.optimizers.parameters.space import Point, Space, in_figures
-from assay.optimizers.parameters.study import RETRIES
-from assay.optimizers.search_settings import SearchConfig
+from assay.optimizers.settings import OBJECTIVES, SearchConfig
+from assay.traces.store import url_without_password
+from assay.traces.store.connection import sqlite_pragmas
 
-if TYPE_CHECKING:
-    import optuna
+# -- Opens a study, and makes its sampler and pruner.
+
+
+_NEEDS = {"gp": "torch"}  # Optuna raises only in the middle of a search
+_RETRIES = 3  # of a trial whose process died
+_HEARTBEAT_S = 15
+_OPENINGS = 8
+
+
+def open_study(
+    name: str, url: str | None, space: Space, config: SearchConfig, *, of: Mapping[str, Any] | None = None
+) -> optuna.Study:
+    """A study in Optuna's storage at `url` (in memory where None), new or continued.
+
+    Args:
+        of: everything else that must be equal for trials to be comparable, such as the version of the program.
+    Raises:
+        ConfigError: a study of this name searches something else; the message says what differs.
+        StoreError: the storage cannot be opened.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        for attempt in range(_OPENINGS):
+            try:
+                study = optuna.create_study(
+                    storage=study_storage(url) if url else None,
+                    study_name=name,
+                    load_if_exists=True,
+                    pruner=_pruner(config),
+                    directions=[OBJECTIVES[objective] for objective in config.objectives],
+                )
+                break
+            except (ConfigError, ModuleNotFoundError):
+                raise
+            except Exception as error:  # several processes may be creating the tables at once
+                of_database = any(
+                    isinstance(e, sa.exc.DBAPIError | optuna.exceptions.OptunaError) for e in (error, error.__cause__)
+                )
+                if attempt + 1 == _OPENINGS or not of_database:
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    location = url_without_password(url) if url else "memory"
+                    raise StoreError(f"the study {name!r} at {location} cannot be opened: {reason}") from error
+                time.sleep(
+                    random.uniform(0.1, 0.2 * 2**attempt)
+                )  # jitter: the processes must not retry at the same moment
+    # a trial's numbers depend on its number alone: the same after a stop, others in another process
+    study.sampler = _sampler(space, config)
+    expected = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
+    trials = study.get_trials(
+        deepcopy=False
+    )  # read before the mark: a process marks a new study before its first trial
+    recorded = study.user_attrs.get("assay")
+    directions = [OBJECTIVES[objective] for objective in config.objectives]
+    if recorded is None and (trials or [d.name.lower() for d in study.directions] != directions):
+        raise ConfigError(
+            f"the study {name!r} was not created by assay: its search space and objectives are unknown. "
+            "Give this one another name"
+        )
+    if recorded is None:
+        study.set_user_attr("assay", expected)
+    elif recorded != json.loads(json.dumps(expected)):
+        raise ConfigError(
+            f"the study {name!r} searches something else: {_difference(recorded, expected)}. Give this one another name"
+        )
+    return study
+
+
+def _difference(recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """What differs, by name: there, and here."""
+    old, new = (
+        {**entry["space"], "objectives": entry["objectives"]} for entry in (recorded, json.loads(json.dumps(expected)))
+    )
+    return "; ".join(
+        f"{key} is {old.get(key)}, not {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
+    )
+
+
+def study_storage(url: str) -> Any:
+    """Optuna's own storage, in which a trial whose process died is tried again."""
+    retry = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
+    options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    storage = optuna.storages.RDBStorage(
+        url,
+        engine_kwargs=options,
+        heartbeat_interval=_HEARTBEAT_S,
+        grace_period=3 * _HEARTBEAT_S,
+        heartbeat_stale_trial_callback=retry,
+    )
+    if url.startswith("sqlite"):
+        sa.event.listen(storage.engine, "connect", sqlite_pragmas)
+        storage.engine.dispose()
+    return storage
+
+
+class SeededByTrial(BaseSampler):
+    """A sampler built anew for each trial, so that a resumed study suggests the same points.
+
+    Optuna stores a study's trials but not the state of the sampler's random generator. Here the random numbers of a
+    trial depend on its number, and those of a parameter also on its name, so that a trial that was interrupted while
+    its parameters were drawn gets the same remaining ones.
+
+    Args:
+        make: builds a sampler from a seed; it must read earlier trials from the study only.
+        seed: of the study.
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+        self._make, self._seed = make, seed
+        self._current: tuple[int, BaseSampler] | None = None
+
+    def _of(self, trial: Any, name: str = "") -> BaseSampler:
+        if not name and self._current is not None and self._current[0] == trial.number:
+            return self._current[1]
+        words = [
+            self._seed,
+            trial.number,
+            *([int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")] if name else []),
+        ]
+        sampler = self._make(int(np.random.SeedSequence(words).generate_state(1)[0]))
+        if not name:
+            self._current = (trial.number, sampler)
+        return sampler
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study: Any, trial: Any, search_space: dict[str, Any]) -> dict[str, Any]:
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        return self._of(trial, param_name).sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        self._of(trial).before_trial(study, trial)
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+        self._of(trial).after_trial(study, trial, state, values)
+
+
+def _sampler(space: Space, config: SearchConfig) -> Any:
+    samplers = optuna.samplers
+    makers: dict[str, Callable[[int], Any]] = {
+        "tpe": lambda seed: samplers.TPESampler(
+            seed=seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True
+        ),
+        "gp": lambda seed: samplers.GPSampler(seed=seed, deterministic_objective=False),
+        "cmaes": lambda seed: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+        "nsga2": lambda seed: samplers.NSGAIISampler(seed=seed, population_size=max(4, min(50, config.trials // 4))),
+        "random": lambda seed: samplers.RandomSampler(seed=seed),
+        "grid": lambda seed: samplers.GridSampler(space.grid(), seed=seed),
+    }
+    if (
+        config.sampler == "grid"
+        and len(space.programs) > 1
+        and len({tuple(space.searched(p)) for p in space.programs}) > 1
+    ):
+        raise ConfigError("`sampler='grid'` needs programs with the same parameters; take tpe")
+    if config.sampler in _NEEDS and importlib.util.find_spec(_NEEDS[config.sampler]) is None:
+        raise MissingExtra(_NEEDS[config.sampler], "train")
+    return SeededByTrial(makers[config.sampler], config.seed)
+
+
+def _pruner(config: SearchConfig) -> Any:
+    return (
+        optuna.pruners.HyperbandPruner(min_resource=1) if config.prunes == "hyperband" else optuna.pruners.NopPruner()
+    )
+
 
 # -- Optuna's Wilcoxon pruner, paired by task: compares a trial with the best trial on the tasks that both have run.
 
@@ -28,7 +207,7 @@ _SLOW = range(8, 14)
 
 
 def is_worse_paired(
-    study: "optuna.Study", values: Mapping[str, float | None], best: Mapping[str, float], *, p: float
+    study: optuna.Study, values: Mapping[str, float | None], best: Mapping[str, float], *, p: float
 ) -> bool:
     """Whether a trial with these values by task is significantly worse than the best.
 
@@ -38,9 +217,6 @@ def is_worse_paired(
     Args:
         p: largest one-sided p-value at which a trial is pruned.
     """
-    import optuna
-    from optuna.trial import TrialState, create_trial
-
     pairs = [(value, best[task]) for task, value in values.items() if value is not None and task in best]
     if len(pairs) < _FEWEST or len(pairs) in _SLOW:
         return False
@@ -64,13 +240,13 @@ def search(
     tasks: Sequence[Any],
     space: Space,
     config: SearchConfig,
-    study: "optuna.Study",
+    study: optuna.Study,
     *,
     defaults: Sequence[Point] = (),
     progress: Progress | None = None,
     helping: bool = False,
     alone: bool = False,
-    until: "Callable[[optuna.Study], bool]" = lambda _: False,
+    until: Callable[[optuna.Study], bool] = lambda _: False,
 ) -> SearchOutcome:
     """Runs trials until the study has `config.trials` finished ones, the defaults first.
 
@@ -83,23 +259,20 @@ def search(
         BudgetExceeded, Cancelled: the running trial is re-run on resuming; finished trials are in the study.
         ModelError: no trial could be scored at all.
     """
-    import optuna
-    from optuna.trial import TrialState
-
     progress = progress or SilentProgress()
-    evaluator = _TrialEvaluator(objective, list(tasks), space, config, progress, alone=alone)
+    evaluator = _TrialEvaluator(objective, list(tasks), space, config, progress, alone)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
         study.enqueue_trial(space.trial_parameters(point), user_attrs={"default": True}, skip_if_exists=True)
 
     def states() -> Counter[Any]:
         return Counter(trial.state for trial in study.get_trials(deepcopy=False))
 
-    def enough(study: "optuna.Study", _: Any) -> None:
+    def enough(study: optuna.Study, _: Any) -> None:
         advance(1)
         counts = states()
         done, failed = counts[TrialState.COMPLETE] + counts[TrialState.PRUNED], counts[TrialState.FAIL] - before
         working = counts[TrialState.RUNNING] if helping else 0
-        failing = failed > config.trials or (failed >= RETRIES + 2 and not done)
+        failing = failed > config.trials or (failed >= _RETRIES + 2 and not done)
         if failing or done + working >= config.trials or until(study):
             study.stop()
 
@@ -134,9 +307,6 @@ def _storage_errors() -> Iterator[None]:
 
 def _of_the_storage(error: BaseException | None) -> BaseException | None:
     """The database error that caused this one, if any: Optuna raises a later error, of its own clean-up."""
-    import optuna
-    import sqlalchemy as sa
-
     while error is not None:
         if isinstance(error, optuna.exceptions.StorageInternalError | sa.exc.DBAPIError):
             return error
@@ -144,10 +314,8 @@ def _of_the_storage(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def _optimized(study: "optuna.Study", evaluator: Any, enough: Callable[..., None]) -> None:
+def _optimized(study: optuna.Study, evaluator: "_TrialEvaluator", enough: Callable[..., None]) -> None:
     """Optuna's loop. It continues if another process marked a trial of this one as failed."""
-    import optuna
-
     ended = list[int]()  # id of a trial after its evaluation: later errors are Optuna's, not the objective's
 
     def watched(trial: Any) -> Any:
@@ -168,33 +336,26 @@ def _optimized(study: "optuna.Study", evaluator: Any, enough: Callable[..., None
             continue
         except ValueError:
             # Optuna raises it for a trial that is no longer running; ask the storage, the study's list is an old copy
-            if not ended or study._storage.get_trial(ended[0]).state != optuna.trial.TrialState.FAIL:
+            if not ended or study._storage.get_trial(ended[0]).state != TrialState.FAIL:
                 raise
 
 
+@dataclass(frozen=True)
 class _TrialEvaluator:
     """Runs one trial in blocks of tasks, until all are done or the trial is pruned."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        tasks: list[Any],
-        space: Space,
-        config: SearchConfig,
-        progress: Progress,
-        *,
-        alone: bool,
-    ) -> None:
-        self.objective, self.tasks, self.space = objective, tasks, space
-        self.config, self.progress, self.alone = config, progress, alone
+    objective: Objective
+    tasks: list[Any]
+    space: Space
+    config: SearchConfig
+    progress: Progress
+    alone: bool
 
     def __call__(self, trial: Any) -> Any:
         with self.objective.within(f"trial {trial.number}"):
             return self._value(trial)
 
     def _value(self, trial: Any) -> Any:
-        import optuna
-
         point = self.space.suggest(trial)
         best = _best_by_task(trial.study) if self.config.prunes == "wilcoxon" else {}
         runs: list[TaskRun] = []
@@ -255,10 +416,8 @@ class _TrialEvaluator:
             _requeue(trial.study, trial)
 
 
-def _requeue(study: "optuna.Study", trial: Any) -> None:
+def _requeue(study: optuna.Study, trial: Any) -> None:
     """Ends an interrupted trial and enqueues its point again."""
-    from optuna.trial import TrialState
-
     study.enqueue_trial(
         trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"}
     )
@@ -266,12 +425,9 @@ def _requeue(study: "optuna.Study", trial: Any) -> None:
     study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _rerun(study: "optuna.Study", cut_off: Any, evaluator: "_TrialEvaluator") -> None:
+def _rerun(study: optuna.Study, cut_off: Any, evaluator: "_TrialEvaluator") -> None:
     """Re-runs an interrupted trial under its own number, with the parameters it had already drawn."""
-    import optuna
-    from optuna.trial import TrialState
-
-    trial = optuna.trial.Trial(study, cut_off._trial_id)
+    trial = Trial(study, cut_off._trial_id)
     # the warning that these steps were reported before; `search` restores the filters
     warnings.simplefilter("ignore", UserWarning)
     try:
@@ -284,29 +440,24 @@ def _rerun(study: "optuna.Study", cut_off: Any, evaluator: "_TrialEvaluator") ->
         study.tell(trial, values)
 
 
-def requeue_all(study: "optuna.Study") -> None:
+def requeue_all(study: optuna.Study) -> None:
     """Enqueues all running trials again. Call it only if no other process works on the study."""
-    from optuna.trial import TrialState
-
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         _requeue(study, trial)
 
 
 def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]:
     """Mean of an objective over the samples of each task."""
-    grouped: dict[str, list[TaskRun]] = {}
-    for run in runs:
-        grouped.setdefault(run.task_id, []).append(run)
-    return {task: _values(task_runs, (objective,))[objective] for task, task_runs in grouped.items()}
+    return {task: _values(of_task, (objective,))[objective] for task, of_task in runs_by_task(runs).items()}
 
 
-def _best_by_task(study: "optuna.Study") -> dict[str, float]:
+def _best_by_task(study: optuna.Study) -> dict[str, float]:
     """Values of the first objective by task, of the best trial; empty if there is no trial yet."""
     try:
-        stored = study.best_trial.user_attrs.get("found", {})
+        values = first_by_task(study.best_trial)
     except ValueError:
         return {}
-    return {task: value for task, value in stored.get("first", stored.get("scores", {})).items() if value is not None}
+    return {task: value for task, value in values.items() if value is not None}
 
 
 def _mean(values: Sequence[float | int | None]) -> float | None:

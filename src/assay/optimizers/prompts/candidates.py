@@ -282,10 +282,8 @@ class SearchSpace:
     def __post_init__(self) -> None:
         parameters = self.student.settings["parameters"]
         lm_temperature = self.student.session.lm.kwargs.get("temperature")
-        self.program_parameters: dict[str, float] = {
-            name: parameters[name] for name in acting_parameters(self.student) if name in parameters
-        }
         acting = acting_parameters(self.student)
+        self.program_parameters: dict[str, float] = {name: parameters[name] for name in acting if name in parameters}
         if "temperature" in acting and "temperature" not in self.program_parameters and lm_temperature is not None:
             self.program_parameters["temperature"] = lm_temperature
         self.values = {

@@ -39,15 +39,13 @@ from assay.optimizers.budget import (
     plan_report,
 )
 from assay.optimizers.prompts.candidates import Candidate
-from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.search import PromptSearch
 from assay.optimizers.prompts.teleprompters import too_few_calls
 from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
+from assay.optimizers.settings import CompileConfig
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
-
-__all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
 _SIDES = ("baseline", "compiled")
 

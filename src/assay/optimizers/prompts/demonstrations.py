@@ -1,6 +1,7 @@
 """Demonstrations: how a teacher's successes are found when the plain program has none, and which of them are shown."""
 
 import copy
+import itertools
 import random
 import re
 from collections import Counter, defaultdict
@@ -100,14 +101,11 @@ class Exploration:
 def teacher_variants(student: RecordedProgram, prompt_formats: Sequence[str | None]) -> list[Variant]:
     """The program with each prompt format at a low temperature; for a tool agent also with tools forced, in one
     step. An agent that can follow the labels of a task runs so (`Agent.guided`)."""
-    settings: list[tuple[str | None, dict[str, Any]]] = []
+    kinds: list[dict[str, Any]] = [{}]
     if isinstance(student.program, ToolAgent):
-        settings += [(prompt_format, {"tool_usage_threshold": 0.0, "max_steps": 2}) for prompt_format in prompt_formats]
-        settings += [(prompt_format, {"tool_usage_threshold": 0.0}) for prompt_format in prompt_formats]
-    else:
-        settings += [(prompt_format, {}) for prompt_format in prompt_formats]
+        kinds = [{"tool_usage_threshold": 0.0, "max_steps": 2}, {"tool_usage_threshold": 0.0}]
     variants = []
-    for prompt_format, parameters in settings:
+    for parameters, prompt_format in itertools.product(kinds, prompt_formats):
         teacher = RecordedProgram(copied(student.program), student.session, prompt_format=prompt_format)
         teacher.set_parameters({**_temperature(student, _COOL), **parameters})
         guided = isinstance(student.program, Agent) and student.program.guided
@@ -284,17 +282,9 @@ def _distance(a: Counter[str], b: Counter[str]) -> float:
     return 1 - sum((a & b).values()) / union if union else 0.0
 
 
-def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = True) -> list[Demonstration]:
-    """`k` of the pool, at random or diverse.
-
-    Diverse: each is the one least like those already chosen (farthest-first, Gonzalez 1985), up to half of them among
-        the
-    runs of tasks that failed before they succeeded, then among all.
-    """
-    rng = random.Random(seed)
-    order = rng.sample(list(pool), len(pool))
-    if not diverse or len(order) <= k:
-        return order[:k]
+def _diverse(order: Sequence[Demonstration], k: int, rng: random.Random) -> list[Demonstration]:
+    """Each is the one least like those already chosen (farthest-first, Gonzalez 1985), up to half of them among the
+    runs of tasks that failed before they succeeded, then among all."""
     features = {id(d): _features(d) for d in order}
     hard = [d for d in order if d.failures]
     chosen = [*hard, *order][:1]
@@ -355,7 +345,9 @@ def select(pool: Sequence[Demonstration], k: int, *, how: str, seed: int) -> lis
             outputs.
     """
     if how in ("random", "diverse"):
-        return choose(pool, k, seed=seed, diverse=how == "diverse")
+        rng = random.Random(seed)
+        order = rng.sample(list(pool), len(pool))
+        return order[:k] if how == "random" or len(order) <= k else _diverse(order, k, rng)
     rng = random.Random(f"{how} {seed}")
     order = rng.sample(list(pool), min(len(pool), _MOST))
     groups: dict[str, list[Demonstration]] = defaultdict(list)

@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any, TextIO
 
@@ -62,19 +63,19 @@ def repaired_dspy(
     import optuna
 
     protect_dspy()
-    evaluate = _reporting_evaluations(protected_call(_evaluate), on_evaluated)
+    evaluate = _watched(protected_call(_evaluate), instruction_check, on_evaluated)
     resampled: list[dspy.BaseLM] = []
     with _lock:
         originals = optuna.create_study, tqdm.__init__
         optuna.create_study = _seeded(originals[0], seed)
-        tqdm.__init__ = _without_bar(originals[1])
+        tqdm.__init__ = partialmethod(originals[1], disable=True)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:
             with (
                 redirect_stdout(log) if log is not None else nullcontext(),
                 patched_parts(
-                    (EVALUATE, lambda _: _rejecting(evaluate, instruction_check)),
+                    (EVALUATE, lambda _: evaluate),
                     (GEPA_TEXTS, lambda propose: _keeping_previous(propose, instruction_check)),
                     (EXECUTOR, _patient),
                     (SIMBA_PROGRAM, lambda wrap: _reporting_runs(wrap, on_run)),
@@ -87,14 +88,18 @@ def repaired_dspy(
             optuna.create_study, tqdm.__init__ = originals
 
 
-def _rejecting(
-    call: Callable[..., EvaluationResult], instruction_check: InstructionCheck | None
+def _watched(
+    call: Callable[..., EvaluationResult], instruction_check: InstructionCheck | None, on_evaluated: OnEvaluated
 ) -> Callable[..., EvaluationResult]:
+    """Wraps the protected call, because the protection passes the program on inside a function."""
+
     def reject_or_evaluate(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
-        if instruction_check is None or not instruction_check.refuses(program):
-            return call(self, program, *args, **kwargs)
-        devset = kwargs.get("devset") or self.devset or []
-        return EvaluationResult(score=0.0, results=[(example, dspy.Prediction(), 0.0) for example in devset])
+        if instruction_check is not None and instruction_check.refuses(program):
+            devset = kwargs.get("devset") or self.devset or []
+            return EvaluationResult(score=0.0, results=[(example, dspy.Prediction(), 0.0) for example in devset])
+        result = call(self, program, *args, **kwargs)
+        on_evaluated(program, result)
+        return result
 
     return reject_or_evaluate
 
@@ -156,13 +161,6 @@ def _keeping_own_models(set_lm: Callable[..., None], resampled: list[dspy.BaseLM
     return set_or_copy
 
 
-def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
-    def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **{"disable": True, **kwargs})
-
-    return disabled
-
-
 def _patient(init: Callable[..., None]) -> Callable[..., None]:
     def patient(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
@@ -180,19 +178,6 @@ def _seeded(create: Callable[..., Any], seed: int) -> Callable[..., Any]:
         return create(*args, **kwargs)
 
     return seeded
-
-
-def _reporting_evaluations(
-    call: Callable[..., EvaluationResult], on_evaluated: OnEvaluated
-) -> Callable[..., EvaluationResult]:
-    """Wraps the protected call, because the protection passes the program on inside a function."""
-
-    def reporting(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
-        result = call(self, program, *args, **kwargs)
-        on_evaluated(program, result)
-        return result
-
-    return reporting
 
 
 def _evaluate(

@@ -18,7 +18,7 @@ import dspy
 
 from assay.errors import ArtifactError, AssayError, ConfigError, OptimizerError, ProgramError
 from assay.evaluation.session import RecordedProgram
-from assay.optimizers.prompts.named import Proposal, classes_of, to_examples
+from assay.optimizers.prompts.named import OF_COMPILE, OFFERED, Proposal, classes_of, signature_of, taken_by
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import arguments_in
@@ -34,26 +34,6 @@ _MARK = "assay_teleprompter"  # DSPy setting of threads that have the session's 
 _LONGEST = 60  # characters of a setting in a name
 _MIPRO_BATCH = 35  # default of MIPROv2's minibatch_size
 _STUDENT = ("student", "program", "module")
-# arguments by name; where the optimizer has no value of its own
-_OFFERED: dict[str, Callable[[Proposal], Any]] = {
-    "metric": lambda p: p.metric(),
-    "num_threads": lambda p: p.session.threads,
-    "prompt_model": lambda p: p.prompt_lm,
-    "task_model": lambda p: p.session.lm,
-    "lm": lambda p: p.session.lm,
-    "seed": lambda p: p.session.seed,
-    "max_errors": lambda p: 10**9,
-    "reflection_lm": lambda p: p.prompt_lm,
-}
-_OF_COMPILE: dict[str, Callable[[Proposal], Any]] = {
-    "trainset": Proposal.examples,
-    "valset": lambda p: to_examples(p.val),
-    "devset": lambda p: to_examples(p.val),
-    "metric": lambda p: p.metric(),
-    "num_threads": lambda p: p.session.threads,
-    "seed": lambda p: p.session.seed,
-    "eval_kwargs": lambda p: {"num_threads": p.session.threads, "display_progress": False},
-}
 _WHERE_REQUIRED: dict[str, Callable[[Proposal], Any]] = {
     "teacher": Proposal.teacher,
     "max_demos": lambda p: 2 * p.demos,
@@ -99,7 +79,7 @@ def _public_name(value: Any) -> str:
 
 def _settings_of(optimizer: Any) -> dict[str, str]:
     """The attributes of an optimizer that describe it and are not the defaults of its constructor."""
-    defaults = {p.name: p.default for p in _parameters(type(optimizer))}
+    defaults = {p.name: p.default for p in signature_of(type(optimizer))}
     texts = {
         name: _text(name, value)
         for name, value in getattr(optimizer, "__dict__", {}).items()
@@ -165,7 +145,10 @@ def check_arguments(name: str, target: Any, settings: Mapping[str, Any]) -> None
     """
     if isinstance(target, type) or inspect.isroutine(target):
         try:
-            _bound(name, target, {**dict.fromkeys(_OFFERED), **settings})
+            offered = dict.fromkeys(taken_by(target) & {*OFFERED, *settings})
+            inspect.signature(target).bind(**{**offered, **_arguments_in(name)})
+        except ValueError:  # of a class in C
+            pass
         except TypeError as error:
             raise ConfigError(
                 f"optimizer {title_of(name)} cannot be built: {error}. Give its arguments in the name, "
@@ -174,28 +157,18 @@ def check_arguments(name: str, target: Any, settings: Mapping[str, Any]) -> None
     if hasattr(target, "compile"):
         function = inspect.getattr_static(target, "compile")
         bound = isinstance(target, type) and inspect.isfunction(function)
-        _check_compile(title_of(name), target, _parameters(target.compile)[bound:], settings)
+        _check_compile(title_of(name), target, signature_of(target.compile)[bound:], settings)
 
 
-def _bound(name: str, target: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments to build an optimizer with: those in its name, and what it takes of `offered`.
-
-    Raises:
-        TypeError: it requires others, or does not take one in its name.
-    """
-    arguments = _named(target, offered) | (arguments_in(name) if name not in _given else {})
-    try:
-        inspect.signature(target).bind(**arguments)
-    except ValueError:  # of a class in C
-        pass
-    return arguments
+def _arguments_in(name: str) -> dict[str, Any]:
+    return arguments_in(name) if name not in _given else {}
 
 
 def _check_compile(
     title: str, optimizer: Any, parameters: Sequence[inspect.Parameter], settings: Mapping[str, Any]
 ) -> None:
     by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    given = {*by_place[:1], *_STUDENT, *_OF_COMPILE, *_WHERE_REQUIRED, *settings}
+    given = {*by_place[:1], *_STUDENT, *OF_COMPILE, *_WHERE_REQUIRED, *settings}
     missing = [
         p.name
         for p in parameters
@@ -239,10 +212,9 @@ def built(name: str, p: Proposal, configured: Any = None) -> Any:
         ConfigError: it cannot be built, or what a function returns is not an optimizer.
     """
     target = target_of(name)
-    offered = {argument: value(p) for argument, value in _OFFERED.items()}
     if isinstance(target, type) or inspect.isroutine(target):
         try:
-            optimizer = p.build(target, **_bound(name, target, offered))
+            optimizer = p.build(target, **_arguments_in(name))
         except AssayError:
             raise
         except (Exception, SystemExit) as error:
@@ -260,7 +232,7 @@ def built(name: str, p: Proposal, configured: Any = None) -> Any:
     for attribute in (*_METRICS, *_MODELS, "max_errors"):
         value = getattr(own, attribute, own)  # itself: there is no such attribute
         if value is None or (attribute in _MODELS and value is configured):
-            setattr(own, attribute, offered["metric" if attribute in _METRICS else attribute])
+            setattr(own, attribute, OFFERED["metric" if attribute in _METRICS else attribute](p))
         elif value is p.session.given_lm:
             setattr(own, attribute, p.session.lm)
     return own
@@ -284,7 +256,7 @@ def _who_scores(optimizer: Any, p: Proposal) -> str:
     """Which metric the optimizer uses, for a note."""
     metric = next((value for name in _METRICS if (value := getattr(optimizer, name, None)) is not None), None)
     if metric is None:
-        takes = any(parameter.name == "metric" for parameter in _parameters(optimizer.compile))
+        takes = any(parameter.name == "metric" for parameter in signature_of(optimizer.compile))
         return "its metric is the rubric" if takes else "it has no metric"
     if getattr(metric, "rubric", None) is p.session.rubric:
         return "its metric is the rubric"
@@ -293,13 +265,13 @@ def _who_scores(optimizer: Any, p: Proposal) -> str:
 
 def _arguments(optimizer: Any, student: "Student", title: str, p: Proposal) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of `compile`, by position and by name."""
-    parameters = _parameters(optimizer.compile)
+    parameters = signature_of(optimizer.compile)
     _check_compile(title, optimizer, parameters, p.settings)
-    values = {**_OF_COMPILE, **dict.fromkeys(p.settings)}
+    values = {**OF_COMPILE, **dict.fromkeys(p.settings)}
     positional, named = list[Any](), dict[str, Any]()
 
     def value_of(name: str) -> Any:
-        return p.settings[name] if name in p.settings else {**_WHERE_REQUIRED, **_OF_COMPILE}[name](p)
+        return p.settings[name] if name in p.settings else {**_WHERE_REQUIRED, **OF_COMPILE}[name](p)
 
     for parameter in parameters:
         name, required = parameter.name, parameter.default is parameter.empty
@@ -307,7 +279,7 @@ def _arguments(optimizer: Any, student: "Student", title: str, p: Proposal) -> t
             positional += [] if positional else [student]
         elif parameter.kind is parameter.VAR_KEYWORD:
             further = {"trainset", "valset", *p.settings} - {other.name for other in parameters}
-            named |= {key: value_of(key) for key in further - _taken_by(type(optimizer))}
+            named |= {key: value_of(key) for key in further - taken_by(type(optimizer))}
         elif parameter.kind is not parameter.KEYWORD_ONLY and not positional:
             positional.append(student)
         elif name in _STUDENT:
@@ -376,7 +348,7 @@ class Student(RecordedProgram):
 
     def forward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         if args:
-            names = [p.name for p in _parameters(self.program.forward)]
+            names = [p.name for p in signature_of(self.program.forward)]
             inputs = {**dict(zip(names, args, strict=False)), **inputs}
         if dspy.settings.get(_MARK):
             return super().forward(**inputs)
@@ -462,18 +434,3 @@ def _fields_of(program: dspy.Module) -> dict[str, tuple[str, ...]]:
         name: (type(predictor).__name__, *predictor.signature.input_fields, "->", *predictor.signature.output_fields)
         for name, predictor in program.named_predictors()
     }
-
-
-def _parameters(function: Any) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a class in C
-        return []
-
-
-def _taken_by(function: Any) -> set[str]:
-    return {parameter.name for parameter in _parameters(function)}
-
-
-def _named(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: offered[name] for name in _taken_by(function) & offered.keys()}

@@ -4,7 +4,7 @@ import inspect
 import math
 import random
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,23 +205,22 @@ class Proposal:
     cut: BudgetExceeded | None = None  # the cap that ended the optimizer before it was done
     notes: list[str] = field(default_factory=list)
 
-    def build(self, optimizer_class: Any, **defaults: Any) -> Any:
-        """The optimizer, with the user's settings before ours."""
-        if self.settings.get("auto"):  # it sets these two by itself
-            defaults = {
-                name: value for name, value in defaults.items() if name not in ("num_candidates", "max_metric_calls")
-            }
-        return optimizer_class(**{**defaults, **self._for(optimizer_class)})
+    def build(self, target: Any, **defaults: Any) -> Any:
+        """The optimizer, with the user's settings before `defaults`, and these before what it takes of `OFFERED`."""
+        return target(**self._arguments(target, OFFERED, defaults))
 
     def compiled(self, optimizer: Any, **defaults: Any) -> Any:
-        """What the optimizer makes of the student, with the user's settings before ours."""
-        if self.settings.get("auto"):
-            defaults.pop("num_trials", None)
-        return optimizer.compile(self.student, **{**defaults, **self._for(optimizer.compile)})
+        """What the optimizer makes of the student, with arguments as in `build`, from `OF_COMPILE`."""
+        return optimizer.compile(self.student, **self._arguments(optimizer.compile, OF_COMPILE, defaults))
 
-    def _for(self, function: Any) -> dict[str, Any]:
-        accepted = inspect.signature(function).parameters
-        return {name: value for name, value in self.settings.items() if name in accepted}
+    def _arguments(
+        self, function: Any, offered: "Mapping[str, Callable[[Proposal], Any]]", defaults: dict[str, Any]
+    ) -> dict[str, Any]:
+        if self.settings.get("auto"):  # the optimizer sets these by itself
+            defaults = {name: value for name, value in defaults.items() if name not in _SET_BY_AUTO}
+        accepted = taken_by(function)
+        shared = {name: value(self) for name, value in offered.items() if name in accepted and name not in defaults}
+        return {**shared, **defaults, **{name: value for name, value in self.settings.items() if name in accepted}}
 
     def runs(self, otherwise: int) -> int:
         """Runs of the program that the remaining calls allow, less a tenth for proposals; `otherwise` without a cap."""
@@ -265,6 +264,42 @@ class Proposal:
     @property
     def prompt_lm(self) -> Any:
         return self.session.prompt_lm or self.session.lm
+
+
+# arguments of an optimizer by name, where it has no value of its own
+OFFERED: dict[str, Callable[[Proposal], Any]] = {
+    "metric": lambda p: p.metric(),
+    "num_threads": lambda p: p.session.threads,
+    "prompt_model": lambda p: p.prompt_lm,
+    "task_model": lambda p: p.session.lm,
+    "lm": lambda p: p.session.lm,
+    "seed": lambda p: p.session.seed,
+    "max_errors": lambda p: 10**9,
+    "reflection_lm": lambda p: p.prompt_lm,
+}
+OF_COMPILE: dict[str, Callable[[Proposal], Any]] = {
+    "trainset": Proposal.examples,
+    "valset": lambda p: to_examples(p.val),
+    "devset": lambda p: to_examples(p.val),
+    "metric": lambda p: p.metric(),
+    "num_threads": lambda p: p.session.threads,
+    "seed": lambda p: p.session.seed,
+    "eval_kwargs": lambda p: {"num_threads": p.session.threads, "display_progress": False},
+}
+_SET_BY_AUTO = ("num_candidates", "max_metric_calls", "num_trials")
+
+
+def signature_of(function: Any) -> list[inspect.Parameter]:
+    """The parameters of a function or class."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a class in C
+        return []
+
+
+def taken_by(function: Any) -> set[str]:
+    """The names of its parameters."""
+    return {parameter.name for parameter in signature_of(function)}
 
 
 def _shuffled(tasks: Sequence[Task], seed: int) -> list[Task]:

@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import dspy
@@ -33,18 +32,6 @@ _CONTINUES = re.compile(
     r"|[,(\-\u2013\u2014]$",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """`rule` is `truncated`, `unclosed`, `long` or `copied`; `predictor` is where the instruction is."""
-
-    predictor: str
-    rule: str
-    text: str
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def broken(text: str, *, before: str = "") -> tuple[str, str] | None:
@@ -84,40 +71,8 @@ def _unclosed(text: str) -> str:
     return stack[0] if stack else ""
 
 
-def lint_instructions(
-    program: dspy.Module, original: dspy.Module, tasks: Sequence[Task], *, lm: Any = None
-) -> list[Finding]:
-    """Findings on the instructions that differ from the original program's.
-
-    Args:
-        tasks: those that were learned from.
-        lm: counts tokens; four characters a token without it.
-    """
-    before = {name: p.signature.instructions for name, p in original.named_predictors()}
-    texts = _texts(tasks)
-    return [
-        finding
-        for name, predictor in program.named_predictors()
-        if predictor.signature.instructions != before.get(name, "")
-        for finding in _of(name, predictor.signature.instructions, before.get(name, ""), texts, lm)
-    ]
-
-
 def _texts(tasks: Sequence[Task]) -> list[str]:
     return [" ".join(map(str, [*task.inputs.values(), *task.expected.values()])) for task in tasks]
-
-
-def _of(name: str, text: str, before: str, texts: Sequence[str], lm: Any, most: int = MOST_TOKENS) -> Iterator[Finding]:
-    if (problem := broken(text, before=before)) is not None:
-        yield Finding(name, *problem)
-    if (tokens := count_tokens(lm, text)) > most:
-        yield Finding(name, "long", f"it has {tokens} tokens, more than {most}, and each call pays for them")
-    if (share := overlap(text, texts, before=before)) >= _COPIED:
-        yield Finding(
-            name,
-            "copied",
-            f"{share:.0%} of its word sequences occur in training tasks: it may have memorised them",
-        )
 
 
 class InstructionCheck:
@@ -161,6 +116,8 @@ class InstructionCheck:
     ) -> str | None:
         """Why an instruction is rejected, as `rule: reason`; None if it is accepted.
 
+        The rule is `truncated`, `unclosed`, `long` or `copied`.
+
         Args:
             before: the instruction that it replaces.
             sources: tasks that it was written from and must not copy.
@@ -171,8 +128,13 @@ class InstructionCheck:
         tail = text.strip()[-_TAIL:]
         if len(tail) >= 20 and any(end.endswith(tail) or tail.endswith(end) for end in self.cut if len(end) >= 20):
             return "truncated: the model's answer was cut off at its limit of tokens"
-        finding = next(_of("", text, before, _texts(sources), self.lm, most_tokens), None)
-        return f"{finding.rule}: {finding.text}" if finding else None
+        if (problem := broken(text, before=before)) is not None:
+            return ": ".join(problem)
+        if (tokens := count_tokens(self.lm, text)) > most_tokens:
+            return f"long: it has {tokens} tokens, more than {most_tokens}, and each call pays for them"
+        if (share := overlap(text, _texts(sources), before=before)) >= _COPIED:
+            return f"copied: {share:.0%} of its word sequences occur in training tasks: it may have memorised them"
+        return None
 
     def refuses(self, program: Any) -> bool:
         """Whether one of a program's instructions is rejected."""
@@ -182,25 +144,23 @@ class InstructionCheck:
             for name, p in inner.named_predictors()
         )
 
-    def restore_rejected(self, program: dspy.Module) -> list[str]:
-        """Restores the old instruction where the new one is rejected; returns a note for each."""
-        notes = []
-        for name, predictor in program.named_predictors():
-            why = self.why(predictor.signature.instructions, self.before.get(name, ""))
-            if why is not None and name in self.before:
-                predictor.signature = predictor.signature.with_instructions(self.before[name])
-                notes.append(f"the proposed instruction of {name} was rejected ({why}); it keeps its own")
-        return notes
-
-    def checked(self, program: dspy.Module, original: dspy.Module, tasks: Sequence[Task]) -> list[str]:
-        """Applies `restore_rejected`; returns its notes and notes on other findings in the remaining instructions.
+    def checked(self, program: dspy.Module, tasks: Sequence[Task]) -> list[str]:
+        """Restores the old instruction where the new one is rejected.
 
         Args:
             tasks: the training tasks.
+        Returns:
+            A note for each of them, and for each other instruction that copies training tasks.
         """
-        notes = self.restore_rejected(program)
-        findings = lint_instructions(program, original, tasks, lm=self.lm)
-        return notes + [f"instruction of {finding.predictor}: {finding.text}" for finding in findings]
+        rejected, copied = list[str](), list[str]()
+        for name, predictor in program.named_predictors():
+            text, before = predictor.signature.instructions, self.before.get(name, "")
+            if (why := self.why(text, before)) is not None and name in self.before:
+                predictor.signature = predictor.signature.with_instructions(before)
+                rejected.append(f"the proposed instruction of {name} was rejected ({why}); it keeps its own")
+            elif (why := self.why(text, before, sources=tasks)) is not None:
+                copied.append(f"instruction of {name}: {why.partition(': ')[2]}")
+        return rejected + copied
 
 
 # -- Instructions that a model proposes for one predictor, from training examples.

@@ -36,12 +36,12 @@ from assay.optimizers.prompts.candidates import (
     searched_program,
     with_models_of,
 )
-from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.named import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, propose_instruction
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, named_val, propose
+from assay.optimizers.settings import CompileConfig
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram
 from assay.rubrics.dspy_metric import example_fields
@@ -500,7 +500,7 @@ class PromptSearch:
         try:
             with self._calls_bar(f"{name} proposes, LM calls"):
                 proposed = propose(self.config.optimizer, proposal)
-                self.notes += self.instruction_check.checked(proposed.program, self.student.program, self.splits.train)
+                self.notes += self.instruction_check.checked(proposed.program, self.splits.train)
             if _same(proposed, self.student):
                 return
             self.candidates.append(Candidate(f"{name}, cut short" if proposal.cut else name, proposed))

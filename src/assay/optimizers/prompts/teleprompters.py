@@ -16,7 +16,7 @@ from assay.models.dspy_seam import moved_parts, optimizer_class
 from assay.models.scope import looping_answers_as_text
 from assay.optimizers.budget import run_calls
 from assay.optimizers.prompts.candidates import with_models_of
-from assay.optimizers.prompts.demonstrations import Demonstration, choose, pool_of, with_demos
+from assay.optimizers.prompts.demonstrations import Demonstration, pool_of, select, with_demos
 from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
 from assay.optimizers.prompts.named import (
     Proposal,
@@ -38,7 +38,7 @@ _PROPOSING = 0.9  # of the calls left, for runs; the rest is for proposals
 
 
 def _labeled(p: Proposal) -> RecordedProgram:
-    return p.compiled(p.build(dspy.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
+    return p.compiled(p.build(dspy.LabeledFewShot, k=p.labels), sample=False)
 
 
 class _Bootstrap(optimizer_class("BootstrapFewShot")):  # type: ignore[misc]
@@ -59,20 +59,18 @@ class _Bootstrap(optimizer_class("BootstrapFewShot")):  # type: ignore[misc]
 def _bootstrap(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
         _Bootstrap,
-        metric=p.metric(),
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=0,
         max_rounds=2,
-        max_errors=10**9,
     )
     explored = p.explored()
     try:
-        compiled = p.compiled(optimizer, teacher=explored.teacher or p.student, trainset=p.examples())
+        compiled = p.compiled(optimizer, teacher=explored.teacher or p.student)
     except BudgetExceeded as cap:
         if not explored.demonstrations:
             raise
         p.cut = cap
-        chosen = choose(explored.demonstrations, p.demos, seed=p.session.seed, diverse=True)
+        chosen = select(explored.demonstrations, p.demos, how="diverse", seed=p.session.seed)
         return p.student.around(with_demos(p.student.program, chosen), prompt_format=explored.prompt_format)
     p.cut = optimizer.cut
     return compiled
@@ -81,14 +79,11 @@ def _bootstrap(p: Proposal) -> RecordedProgram:
 def _bootstrap_search(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
         dspy.BootstrapFewShotWithRandomSearch,
-        metric=p.metric(),
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=p.labels,
         num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it also tries three others
-        num_threads=p.session.threads,
-        max_errors=10**9,
     )
-    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+    return p.compiled(optimizer, teacher=p.teacher())
 
 
 def _knn(p: Proposal) -> RecordedProgram:
@@ -98,40 +93,20 @@ def _knn(p: Proposal) -> RecordedProgram:
 
 
 def _copro(p: Proposal) -> RecordedProgram:
-    optimizer = p.build(
-        dspy.COPRO,
-        prompt_model=p.prompt_lm,
-        metric=p.metric(),
-        breadth=3,
-        depth=max(1, p.passes(8, most=12) // 4),
-    )
-    options = {"num_threads": p.session.threads, "display_progress": False}
-    return p.compiled(optimizer, trainset=to_examples(p.val), eval_kwargs=options)
+    optimizer = p.build(dspy.COPRO, breadth=3, depth=max(1, p.passes(8, most=12) // 4))
+    return p.compiled(optimizer, trainset=to_examples(p.val))
 
 
 def _mipro(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
         dspy.MIPROv2,
-        metric=p.metric(),
-        prompt_model=p.prompt_lm,
-        task_model=p.session.lm,
         auto=None,
         num_candidates=3,
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=p.labels,
-        num_threads=p.session.threads,
-        max_errors=10**9,
-        seed=p.session.seed,
     )
-    return p.compiled(
-        optimizer,
-        trainset=p.examples(),
-        valset=to_examples(p.val),
-        teacher=p.teacher(),
-        num_trials=max(1, p.passes(7, most=30) - 1),
-        minibatch=False,
-        seed=p.session.seed,
-    )
+    teacher = p.teacher()  # its calls leave fewer trials
+    return p.compiled(optimizer, teacher=teacher, num_trials=max(1, p.passes(7, most=30) - 1), minibatch=False)
 
 
 def _simba(p: Proposal) -> RecordedProgram:
@@ -142,30 +117,18 @@ def _simba(p: Proposal) -> RecordedProgram:
         runs = p.runs(0)
         train = train[: max(size, runs // 12)]
         steps = min(8, max(1, (runs - 4 * len(train)) // step))
-    optimizer = p.build(
-        dspy.SIMBA,
-        metric=p.metric(),
-        bsize=size,
-        num_candidates=3,
-        max_steps=steps,
-        max_demos=p.demos,
-        prompt_model=p.prompt_lm,
-        num_threads=p.session.threads,
-    )
-    return p.compiled(optimizer, trainset=train, seed=p.session.seed)
+    optimizer = p.build(dspy.SIMBA, bsize=size, num_candidates=3, max_steps=steps, max_demos=p.demos)
+    return p.compiled(optimizer, trainset=train)
 
 
 def _gepa(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
         dspy.GEPA,
         metric=p.metric(feedback=True),
-        reflection_lm=p.prompt_lm,
         max_metric_calls=p.runs(max(40, 4 * len(p.val))),
-        num_threads=p.session.threads,
-        seed=p.session.seed,
         warn_on_score_mismatch=False,
     )
-    return p.compiled(optimizer, trainset=p.examples(), valset=to_examples(p.val))
+    return p.compiled(optimizer)
 
 
 class _InferRules(optimizer_class("InferRules")):  # type: ignore[misc]
@@ -185,22 +148,19 @@ def _infer_rules(p: Proposal) -> RecordedProgram:
         metric=p.metric(),
         num_candidates=max(1, p.passes(4, most=11) - 1),
         num_rules=5,
-        num_threads=p.session.threads,
         max_errors=10**9,
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=p.labels,
         teacher_settings={"lm": p.prompt_lm},
     )
-    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+    return p.compiled(optimizer, teacher=p.teacher())
 
 
 def _ensemble(p: Proposal) -> RecordedProgram:
     exploration = p.explored()
     members = [
-        with_demos(
-            p.student.program, choose(exploration.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0)
-        )
-        for i in range(3)
+        with_demos(p.student.program, select(exploration.demonstrations, p.demos, how=how, seed=p.session.seed + i))
+        for i, how in enumerate(("diverse", "random", "random"))
     ]
     return RecordedProgram(EnsembleProgram(members), p.session)
 
@@ -231,17 +191,12 @@ class _Optuna(optimizer_class("BootstrapFewShotWithOptuna")):  # type: ignore[mi
 def _optuna(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
         _Optuna,
-        metric=p.metric(),
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=0,
         num_candidate_programs=p.passes(4, most=16),
-        num_threads=p.session.threads,
     )
     optimizer.demos_per_predictor = p.demos
-    trainset = p.examples()
-    return p.compiled(
-        optimizer, teacher=p.teacher(), max_demos=2 * p.demos, trainset=trainset, valset=to_examples(p.val)
-    )
+    return p.compiled(optimizer, teacher=p.teacher(), max_demos=2 * p.demos)
 
 
 OPTIMIZERS: dict[str, Callable[[Proposal], RecordedProgram]] = {
