@@ -272,8 +272,9 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
                 job.status = "done"
             written = _artifacts(job, report(), place, self.words)
             if outcome.broken is not None:
+                kept = written["unproven"] or written["artifact"]
                 raise ModelError(
-                    f"{outcome.broken}. What was searched is kept in {written['artifact']}; compile with resume=True "
+                    f"{outcome.broken}. What was searched is kept in {kept}; compile with resume=True "
                     "once the model answers"
                 )
             finished.keep(replace(report(), **written).to_dict())

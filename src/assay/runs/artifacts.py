@@ -4,6 +4,8 @@ Does not run a job: the commands do.
 """
 
 import contextlib
+import glob
+import re
 import tempfile
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ import dspy
 
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads, needs_instance, source_of
+from assay.deployment.registry import Registry
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
 from assay.programs import program_version
@@ -23,12 +26,13 @@ from assay.rubrics.calling import definition_of
 from assay.runs.jobs import Job
 from assay.runs.rubric_files import portable_rubric
 from assay.runs.shown_tasks import demonstrated_tasks
-from assay.sources.artifact_files import verified
+from assay.sources.artifact_files import is_artifact, read_json, verified
 from assay.sources.files import FILES, SourceFiles
 from assay.sources.modules import alone
 from assay.sources.trust import trusting
 from assay.support.package import __version__
 from assay.support.scrubbing import error_text
+from assay.traces import Recorder, Store
 from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import subject_digest
 
@@ -49,8 +53,9 @@ def keep_artifact(
     )
     manifest |= {"unproven": True} if unproven else {}
     path = save_artifact(
-        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
-    )
+        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report,
+        rubric=_rubric_files(job), replaces=of_earlier_attempt(folder.resolve(), job.session.recorder, job.store),
+    )  # fmt: skip
     if (note := check_loads(path, recorded.program)) is not None:
         job.session.progress.say(f"note: {note}")
     tasks = splits.train + splits.val + splits.gate
@@ -61,6 +66,29 @@ def keep_artifact(
     if subjects := subjects | set(manifest["shown"]["people"]):
         job.store.put_artifact(str(path), sorted(subjects))
     return path
+
+
+def of_earlier_attempt(folder: Path, recorder: Recorder, store: Store) -> Path | None:
+    """The artifact that an earlier attempt of a resumed run wrote under a name, which may have a number.
+
+    One that is registered as a version stays: its version names the folder and the hash of its files.
+
+    Args:
+        folder: with the name without a number.
+    """
+    if not recorder.resumed:
+        return None
+    registry = Registry(store.engine)
+    registered = {version.artifact for agent in registry.agents() for version in registry.versions(agent)}
+    for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
+        numbered = path.name.removeprefix(folder.name)
+        if not re.fullmatch(r"(-\d+)?", numbered) or path.is_symlink() or not is_artifact(path):
+            continue
+        with contextlib.suppress(ArtifactError):  # another one that cannot be read
+            manifest = read_json(path / "manifest.json", path)
+            if manifest.get("run") == recorder.run_id and str(path) not in registered:
+                return path
+    return None
 
 
 def rehearsed(job: Job, *, portable: bool) -> list[str]:
