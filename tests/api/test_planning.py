@@ -12,6 +12,7 @@ from assay.cli.main import group
 from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.commands.improve import Improve
+from assay.errors import DataError
 from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 
@@ -55,6 +56,18 @@ def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place:
     assert estimate.minutes is not None
     assert 0 < estimate.minutes < 1
     assert plan_of(Compile("mine.py:Mine", **options, max_calls=50)).calls == 50
+
+
+def test_a_job_with_too_few_tasks_is_refused_as_without_dry_run(place: Path) -> None:
+    (place / "data.jsonl").write_text("".join(f'{{"question": "What is {n}?", "answer": "{n}"}}\n' for n in range(3)))
+    options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl"}
+    lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
+    with pytest.raises(DataError, match="3 distinct tasks.*at least 4") as ran:
+        assay.compile("mine.py:Mine", lm=lm, **options)
+    for command in (Compile("mine.py:Mine", lm=lm, **options), Improve("mine.py:Mine", name="better", **options)):
+        with pytest.raises(DataError) as planned:
+            plan_of(command)
+        assert str(planned.value) == str(ran.value)
 
 
 def test_repeated_and_contradicting_rows_are_named_with_and_without_dry_run(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +12,7 @@ from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
 
 from assay.errors import FailureKind
 from assay.models import Call, Meter, get_lm, with_recording
+from assay.models.hosted import HostedBackend
 
 GOOD = {
     "id": "1", "object": "chat.completion", "model": "m", "created": 1,
@@ -73,6 +75,14 @@ def test_a_permanent_server_error_is_raised_by_its_class(server: str, status: in
     Handler.plan = [status]
     with pytest.raises(kind, match=f"planned {status}"):
         lm_for(server, [], Meter(), num_retries=0)("hi")
+
+
+def test_the_import_of_the_client_is_no_part_of_a_calls_latency(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Call] = []
+    monkeypatch.setattr(HostedBackend, "load", lambda self: time.sleep(0.5))
+    started = time.perf_counter()
+    lm_for(server, calls, Meter())("hi")
+    assert calls[0].latency_ms / 1000 <= time.perf_counter() - started - 0.5
 
 
 def test_a_server_that_hangs_ends_after_the_timeout(server: str) -> None:

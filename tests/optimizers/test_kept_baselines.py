@@ -13,6 +13,10 @@ from dspy import lm15
 import assay
 from assay.cli.main import group
 from assay.commands.serve import serve
+from assay.datasets import load_splits
+from assay.datasets.memory import data_spec
+from assay.deployment.registry import Registry
+from assay.errors import ModelError
 from assay.evaluation.progress import SilentProgress
 from assay.models import with_recording
 from assay.reports.compiled import compile_page
@@ -97,6 +101,36 @@ def test_a_proven_program_is_the_result_and_is_tested(tmp_path: Path) -> None:
         assert data["test"][side]["n"] == 8
     assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
     assert data["test"]["gain"]["mean"] == 1.0
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_run_resumed_after_its_server_died_at_the_gate_writes_its_artifact_under_the_same_name(
+    tmp_path: Path, registered: bool
+) -> None:
+    gate = {str(task.inputs["question"]) for task in load_splits(data_spec(ROWS), limits=SIZES).gate}
+    down, places = True, tmp_path / "artifacts"
+
+    def dies(request: Any) -> Any:
+        asked = (request.messages[-1].text or "").split("[[ ## question ## ]]\n")[-1].partition("\n")[0]
+        return lm15.ServerError("gone") if down and asked in gate else taught(1000)(request)
+
+    def job(**more: Any) -> Any:
+        return compiled(tmp_path, 1000, out=None, **more)
+
+    of_another_run = job(seed=1, cache=False).artifact / "manifest.json"
+    before = of_another_run.read_text()
+    with pytest.raises(ModelError, match=rf"none of the 8 gate tasks.*is kept in {places / 'sums-labeled-unproven'};"):
+        job(lm=scripted_lm(dies))
+    assert demos_of(assay.load(places / "sums-labeled-2")) == 0
+    assert demos_of(assay.load(places / "sums-labeled-unproven")) > 0
+    if registered:
+        with Store(tmp_path / "a.db") as store:
+            Registry(store.engine).register("sums", places / "sums-labeled-2")
+    down = False
+    report = job(lm=scripted_lm(dies), resume=True)
+    assert report.artifact.name == ("sums-labeled-3" if registered else "sums-labeled-2")
+    assert demos_of(assay.load(report.artifact)) > 0
+    assert of_another_run.read_text() == before
 
 
 def test_a_caller_that_decides_itself_gets_the_winner_on_val(tmp_path: Path) -> None:

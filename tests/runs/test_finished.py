@@ -69,6 +69,11 @@ def job(script: Any, **more: Any) -> dict[str, Any]:
     return {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(script), "threads": 1, **more}
 
 
+def rows_of_runs() -> list[dict[str, Any]]:
+    with Store(Path(".assay/assay.db")) as store:
+        return list_runs(store)
+
+
 def statuses() -> list[str]:
     with Store(Path(".assay/assay.db")) as store:
         return [run["status"] for run in list_runs(store, limit=9)]
@@ -77,7 +82,7 @@ def statuses() -> list[str]:
 def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Path) -> None:
     script, progress = Flaky(), CapturedProgress()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
-    data, calls = first.to_dict(), script.calls
+    data, calls, row = first.to_dict(), script.calls, rows_of_runs()
     assert data["replaces"]
     assert data["stopped"] is None
     repeated = assay.compile(
@@ -88,6 +93,7 @@ def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Pa
     assert repeated.gate == first.gate
     assert repeated.program.predictors()[0].demos
     assert statuses() == ["done"]
+    assert rows_of_runs() == row  # with its duration
     assert "this run has finished" in progress.text
 
 

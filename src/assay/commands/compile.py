@@ -218,6 +218,12 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         off = {"gate": self.gate, "test": self.test}
         return tuple(name for name in ("train", "val", "gate", "test") if off.get(name, True))
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        from assay.datasets.memory import names_splits
+
+        return self.reports_on if names_splits(self.data) else super().needed
+
     def prepared(self) -> "Self":
         from assay.runs.arguments import split_data
 
@@ -231,8 +237,6 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         return with_report(job, search_runs(self.max_search_calls, each, job.splits.sizes()["val"]))
 
     def run(self) -> CompileReport:
-        from assay.datasets import SPLITS
-        from assay.datasets.memory import names_splits
         from assay.runs.arguments import named, refuse_function, resolve_program
         from assay.runs.artifacts import require_portable
         from assay.runs.jobs import open_job
@@ -242,11 +246,10 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         refuse_function(resolve_program(self.program))
         settings, progress = self.prepared(), self.reporter
         program, lm, config = named(settings)
-        need = self.reports_on if names_splits(settings.data) else SPLITS
         check_out(self.out, resume=self.resume)
         with open_job(
             config, program=program, rubric=self.rubric, lm=lm, progress=progress, store=self.store,
-            resume=self.resume, need=need,
+            resume=self.resume, need=settings.needed,
         ) as job:  # fmt: skip
             require_predictors(job)
             job.status = "stopped"  # until the job is complete
@@ -265,8 +268,9 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
                 job.status = "done"
             written = _artifacts(job, report(), place)
             if outcome.broken is not None:
+                kept = written["unproven"] or written["artifact"]
                 raise ModelError(
-                    f"{outcome.broken}. What was searched is kept in {written['artifact']}; compile with `resume=True` "
+                    f"{outcome.broken}. What was searched is kept in {kept}; compile with `resume=True` "
                     "once the model answers"
                 )
             finished.keep(replace(report(), **written).to_dict())

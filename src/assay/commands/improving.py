@@ -17,7 +17,6 @@ from assay.commands.export import export
 from assay.commands.improve_settings import ImproveReport, ImproveSettings
 from assay.commands.train import TrainRL, train
 from assay.commands.train_sft import train_sft
-from assay.datasets import SPLITS
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.evaluation.comparison import Comparison, compare, losses_behind_gain, what_would_decide
 from assay.evaluation.statistics import FEWEST
@@ -399,7 +398,7 @@ class Improvement:
                 self.settings.rubric,
                 self.settings.data,
                 {**self._capped(), "model": model},
-                need=SPLITS,
+                need=self.settings.needed,
             ) as job,
         ):
             monitor = None if self.settings.monitor is None else job.additional_rubric(self.settings.monitor)

@@ -274,12 +274,14 @@ def save_artifact(
     splits: dict[str, Any],
     report: str,
     rubric: Mapping[str, bytes] | None = None,
+    replaces: Path | None = None,
 ) -> Path:
     """Writes an artifact completely or not at all. If the folder exists, a number is added to the name.
 
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
         rubric: files of the rubric it was measured by, with its checks and judges; see `assay.runs.rubric_files`.
+        replaces: an artifact that is written anew in its own folder, see `assay.runs.artifacts.of_earlier_attempt`.
     Raises:
         ArtifactError: the folder cannot be written.
     """
@@ -317,7 +319,9 @@ def save_artifact(
                 target = ready / place
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            written = _place(ready, folder)
+            if replaces is not None:
+                replaces.rename(Path(scratch) / "replaced")
+            written = _place(ready, replaces or folder)
     except OSError as error:
         raise ArtifactError(
             f"cannot write the artifact to {folder}: {error}. Choose another folder with `out=…`"

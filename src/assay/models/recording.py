@@ -290,6 +290,8 @@ class RecordingEngine:
 
     def _send(self, request: lm15.Request, fields: dict[str, Any], key: str) -> lm15.Response:
         """An answer of the model, counted before the request is sent."""
+        if isinstance(self.backend, HostedBackend):
+            self.backend.load()
         reserved = (
             reservation_of(self.backend, self.model, fields, self.meter.longest_answer, self.price)
             if self.meter.reserves
@@ -315,9 +317,13 @@ class RecordingEngine:
                 raise error
         except BaseException as failure:
             error = failure
-            if not waits_for_servers.get() and is_refused(failure):
-                raise ServerRefused(str(failure)) from failure
+            if is_refused(failure):
+                self.meter.connected(False)
+                if not waits_for_servers.get():
+                    raise ServerRefused(str(failure)) from failure
             raise
+        else:
+            self.meter.connected(True)
         finally:  # a failed call may have a cost too
             usage, ids = response.usage if response is not None else lm15.Usage(), _token_ids(response)
             latency_ms = (time.perf_counter() - clock) * 1000

@@ -4,6 +4,8 @@ Does not run a job: the commands do.
 """
 
 import contextlib
+import glob
+import re
 import tempfile
 import time
 from collections import Counter
@@ -15,18 +17,20 @@ import dspy
 
 from assay.deployment import Artifact, save_artifact
 from assay.deployment.artifact import loaded_again, needs_instance, readable_text, source_of
+from assay.deployment.registry import Registry
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
 from assay.programs import program_state, program_version
 from assay.programs.adapters import ambient_format
 from assay.runs.jobs import Job
-from assay.sources.artifact_files import verified
+from assay.sources.artifact_files import is_artifact, read_json, verified
 from assay.sources.files import FILES
 from assay.sources.modules import alone
 from assay.sources.trust import trusting
 from assay.support.package import __version__
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
+from assay.traces import Recorder, Store
 from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import subject_digest
 from assay.traces.shown import demos_in
@@ -48,8 +52,9 @@ def keep_artifact(
     manifest["shown"] = _shown_tasks(job, recorded.program, people)
     manifest |= {"unproven": True} if unproven else {}
     path = save_artifact(
-        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=job.rubric_files
-    )
+        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=job.rubric_files,
+        replaces=of_earlier_attempt(folder.resolve(), job.session.recorder, job.store),
+    )  # fmt: skip
     _, note = loaded_again(path, recorded.program)
     if note is not None:
         job.session.progress.say(f"note: {note}")
@@ -75,6 +80,29 @@ def _shown_tasks(job: Job, program: dspy.Module, people: Sequence[tuple[str, str
     before = (job.artifact.manifest.get("shown") or {}) if job.artifact else {}
     subjects = {digest for key, digest in people if key in tasks} | set(before.get("people", ()))
     return {"tasks": sorted(tasks), "by_demo": by_demo, "people": sorted(subjects)}
+
+
+def of_earlier_attempt(folder: Path, recorder: Recorder, store: Store) -> Path | None:
+    """The artifact that an earlier attempt of a resumed run wrote under a name, which may have a number.
+
+    One that is registered as a version stays: its version names the folder and the hash of its files.
+
+    Args:
+        folder: with the name without a number.
+    """
+    if not recorder.resumed:
+        return None
+    registry = Registry(store.engine)
+    registered = {version.artifact for agent in registry.agents() for version in registry.versions(agent)}
+    for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
+        numbered = path.name.removeprefix(folder.name)
+        if not re.fullmatch(r"(-\d+)?", numbered) or path.is_symlink() or not is_artifact(path):
+            continue
+        with contextlib.suppress(ArtifactError):  # another one that cannot be read
+            manifest = read_json(path / "manifest.json", path)
+            if manifest.get("run") == recorder.run_id and str(path) not in registered:
+                return path
+    return None
 
 
 def rehearsed(job: Job, *, portable: bool) -> list[str]:

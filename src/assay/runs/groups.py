@@ -488,6 +488,10 @@ class PromptJob(ReflectionModel, CompileConfig, DecidedJob):
     """Prompts."""
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        return ("train", "val", "gate", "test")
+
+    @property
     def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
         reflection = (self.reflection_model, self.reflection_api_base, self.reflection_api_key_env)
         return {**super().endpoints, "reflection": reflection}

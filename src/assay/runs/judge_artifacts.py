@@ -26,6 +26,7 @@ from assay.models.meter import Meter
 from assay.optimizers.judges.compile import JudgeOutcome
 from assay.programs import program_version
 from assay.runs.anchors import freeze, made_by
+from assay.runs.artifacts import of_earlier_attempt
 from assay.runs.opening import Run
 from assay.sources.modules import qualified_name
 from assay.support.package import __version__
@@ -130,7 +131,8 @@ def save_judge(
         **({"unproven": True} if unproven else {}),
     }
     lists = {"ratings": splits.ratings(), "items": splits.keys()}
-    path = save_artifact(folder.resolve(), judge, manifest, splits=lists, report=report)
+    earlier = of_earlier_attempt(folder.resolve(), run.recorder, run.store)
+    path = save_artifact(folder.resolve(), judge, manifest, splits=lists, report=report, replaces=earlier)
     shown = run.store.labelled_subjects(key_of(judge)) if config.labels == "store" else ()
     run.store.put_artifact(str(path), sorted({*raters, *map(subject_digest, shown)}))
     _, note = loaded_again(path, judge)

@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def open_run(
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         close_running(opened, run_id.rpartition("-")[0] + "-")
         # these kinds skip what was finished before; the others repeat it, so their count starts at zero
-        before = opened.unrecorded(run_id) if resumed else Unrecorded()
+        earlier, before = (opened.run_row(run_id), opened.unrecorded(run_id)) if resumed else ({}, Unrecorded())
         unrecorded = before if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
         recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
@@ -117,11 +117,19 @@ def open_run(
             if opened.full:  # before the rows that wait take the space
                 end_on_full_disk(opened, run_id, status, recorder.unrecorded)
             missed = before if ended else recorder.unrecorded
-            opened.put_run(
-                run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
-            )
+            if ended and earlier["ended_at"] is not None:  # else it was killed after it had written its report
+                _put_back(opened, earlier)
+            else:
+                opened.put_run(
+                    run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
+                )
             if opened.full:  # again once it is closed: its last rows may have fitted, or not
                 after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded))
+
+
+def _put_back(store: Store, row: Mapping[str, Any]) -> None:
+    with suppress(StoreError):  # the report is given again all the same
+        store.put_run_back(row)
 
 
 def _flushed(store: Store) -> None:
@@ -211,7 +219,8 @@ def artifact_place(store: str | Path | None, out: str | Path | None, name: str, 
     """The folder for the artifact of a job: the named one, or that of a name in the store's folder.
 
     To be called before the job costs anything. In the store's folder, `save_artifact` adds a number to the name if
-    there is such an artifact; a folder that the user names is new, or the artifact of the job that is resumed.
+    there is such an artifact, unless it is of the run that is resumed; a folder that the user names is new, or the
+    artifact of the job that is resumed.
 
     Raises:
         ConfigError: the name is not a name of a folder, a symbolic link has it, or the named folder exists.

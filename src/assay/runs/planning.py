@@ -97,8 +97,9 @@ def plan_of(command: ProgramJob) -> Plan:
         AssayError: what was wrong, which rule, what to do.
     """
     config: Any
-    program, lm, config = named(command.prepared())
-    return planned(config, program, config.needed, config.request, rubric=command.rubric, lm=lm, store=config.store)
+    settings = command.prepared()
+    program, lm, config = named(settings)
+    return planned(config, program, settings.needed, config.request, rubric=command.rubric, lm=lm, store=config.store)
 
 
 def planned(

@@ -101,10 +101,12 @@ def compile_prompts(
             most; None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.
     Raises:
         OptimizerError: the optimizer raised an error before any program was evaluated.
+        ModelError: the model's server is gone, or no val task could be scored.
         Cancelled: the user stopped the run; its state is kept for `--resume`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     search = PromptSearch(student, splits, session, config, folder)
+    session.meter.ends_without_server = True
     _reserve_report(student, splits, session, decisions)
     settings = config.optimizer_settings or {}
     if (warning := too_few_calls(config.optimizer, settings, student, len(search.val), session)) is not None:
@@ -191,7 +193,7 @@ def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, 
     plan = plan_report(splits, session.meter, decisions, pair=pair, searching=True)
     plan.reserve(session.meter)
     if decisions.gate:
-        session.progress.say(f"warning: {plan.short}" if plan.short else plan.detectable_gain)
+        session.progress.say(plan.detectable_gain)
 
 
 def _gate_and_test(

@@ -124,6 +124,13 @@ class StoreReads:
         with self.engine.connect() as connection:
             return [(row.id, row.status) for row in connection.execute(query)]
 
+    def run_row(self, run_id: str) -> dict[str, Any]:
+        """The stored row of a run."""
+        self.flush()
+        with self.engine.connect() as connection:
+            query = sa.select(schema.runs).where(schema.runs.c.id == run_id)
+            return dict(connection.execute(query).mappings().one())
+
     def spent(self, run_id: str) -> dict[str, Usage]:
         """Usage of a run so far, by phase. A resumed run counts it against its caps; cached answers cost nothing."""
         r, t = schema.rollouts, schema.transitions
@@ -458,6 +465,20 @@ class Store(DirectWrites):
         times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
         missed = {"unseen": unrecorded.seen, "unrecorded_reason": reason}
         self._writer.put("runs", run_id, {**row, **missed, **times})
+
+    def put_run_back(self, row: Mapping[str, Any]) -> None:
+        """Writes the row of a run as `run_row` has read it, for a process that resumed the run and ran nothing.
+
+        Raises:
+            StoreError: the database did not take it.
+        """
+        self.flush()
+        table = schema.runs
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(sa.update(table).where(table.c.id == row["id"]).values(row))
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(f"the store did not take the row of a run: {getattr(error, 'orig', error)}") from error
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed.
