@@ -8,6 +8,8 @@ import pytest
 from gateway_stage import Stage
 from gateway_stage import stage as stage
 
+from assay.datasets.tasks import task_key
+
 TOOL = {
     "type": "function",
     "function": {
@@ -149,3 +151,16 @@ def test_a_rollout_that_is_never_closed_ends_unscored_and_is_counted(stage: Stag
     assert (never.status, never.score, never.error) == ("error", None, "the rollout was never closed")
     assert [r.status for r in by_id.values()] == ["done"]
     assert stage.gateway.stats()["unclosed"] == 1
+
+
+def test_rollouts_opened_with_the_same_inputs_are_of_one_task(stage: Stage) -> None:
+    """Two spellings of a task are one task; an id that the client sent stays."""
+    for question in ("Where is order 7?", "where is  order 7?"):
+        stage.manage("/assay/rollouts", {"inputs": {"question": question}})
+    _, opened = stage.manage("/assay/rollouts", {"inputs": {"question": "q"}, "task_id": "mine"})
+    stage.client.with_options(base_url=opened["base_url"], api_key=opened["api_key"]).chat.completions.create(
+        model="gpt-4o", messages=[{"role": "user", "content": "q"}]
+    )
+    first, second, named = stage.rollouts()
+    assert first.task_id == second.task_id == first.group_id == second.group_id == task_key(first.inputs)
+    assert (named.task_id, named.group_id) == ("mine", "mine")

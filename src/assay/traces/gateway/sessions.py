@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.datasets.tasks import consent_text, known_outputs
+from assay.datasets.tasks import consent_text, known_outputs, task_key
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.support.names import nearest, one_of
 from assay.traces.gateway.conversation import Conversations, Trail
@@ -309,6 +309,7 @@ class LiveRollouts:
         rollout.model, rollout.adapters = upstream.named, tuple(upstream.adapters)
         if name and rollout.id != name:
             rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
+        rollout.task_id = rollout.task_id or task_key(rollout.inputs)
         rollout.group_id = rollout.group_id or rollout.task_id
         live = self.open[rollout.id] = Live(rollout, upstream, explicit)
         self.put(live)

@@ -481,6 +481,10 @@ class Store(DirectWrites):
             self._reported = self.dropped
             raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
 
+    def written(self, timeout_s: float) -> bool:
+        """Waits until everything put before is committed or refused. False if it took longer than `timeout_s`."""
+        return self._writer.alive and self._writer.flush(timeout_s)
+
     def settle(self) -> None:
         """As `flush`, but rows that the database refuses are only counted: for reports of what was stored."""
         with suppress(StoreError):
