@@ -27,7 +27,7 @@ from assay.models.scope import looping_answers_as_text
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
 from assay.programs.isolation import copied, running
-from assay.programs.wrapping import as_prediction
+from assay.programs.wrapping import as_prediction, is_wrapped
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.rubric import score_rollout
 from assay.rubrics.scoring import ScoredRun
@@ -298,6 +298,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             note_carried(self.program)
             run = self._run(inputs, rollout)
             session.count_calls(current_open_rollout())
+            if is_wrapped(self.program) and not rollout.transitions:
+                rollout.model = ""  # it called no model, or one whose calls are not recorded
             if getattr(run.prediction, "_failed", None) is None:
                 rollout.prediction = json_value(dict(run.prediction.items()), placeholders=True)
         if task is not None:

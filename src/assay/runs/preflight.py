@@ -25,7 +25,7 @@ from assay.errors import (
 )
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
-from assay.evaluation.metrics import overridden_format
+from assay.evaluation.metrics import overridden_format, unscored_steps
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge
 from assay.judges.base import attempt
@@ -38,6 +38,7 @@ from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.optimizers.budget import price_of
 from assay.programs.foreign.runners import AgentFailed, RunnerLost
+from assay.programs.wrapping import is_wrapped
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import ScoredRun, fields_of
 from assay.runs.jobs import Job
@@ -59,7 +60,8 @@ def checked(
     """Runs `preflight` for an opened job, unless its settings turn it off."""
     if not job.config.preflight:
         return None
-    job.session.progress.say(f"preflight with {job.session.lm.model}: one task, each judge once")
+    model = "" if is_wrapped(job.recorded.program) else f" with {job.session.lm.model}"
+    job.session.progress.say(f"preflight{model}: one task, each judge once")
     measured = preflight(
         job.session, recorded or job.recorded, tasks, split=split, max_cost_usd=job.config.max_cost_usd
     )
@@ -161,7 +163,8 @@ def preflight(
         spent = session.meter.usage
     _say_styles(session)
     sent = sent_formats([call for run in runs for call in run.rollout.transitions])
-    warnings = [*verdicts.warnings(), *overridden_format(recorded.prompt_format, sent)]
+    steps = unscored_steps(session.rubric.criteria, [len(run.rollout.transitions) for run in runs if not run.error])
+    warnings = [*verdicts.warnings(), *overridden_format(recorded.prompt_format, sent), *steps]
     for warning in warnings:
         session.progress.say(f"warning: {warning}")
     ask_reflection(session)

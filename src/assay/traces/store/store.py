@@ -406,13 +406,15 @@ class Store(DirectWrites):
         self._writer.put("changes", (rollout.id, next(self._numbers)), row, size=len(row.get("prediction_json") or ""))
         self._tell_ended(rollout)
 
-    def put_tool_result(self, rollout_id: str, t: int, index: int, result: str) -> None:
+    def put_tool_result(self, rollout_id: str, t: int, index: int, result: str, *, failed: bool = False) -> None:
         """Adds the result of a tool call to a transition that was put before, unless the call has an error.
 
         Args:
             index: position of the call among the tool calls of the transition, from 0.
+            failed: the result is an error.
         """
-        row = {"rollout_id": rollout_id, "t": t, "at": index, "result": clean(result)}
+        field = "error" if failed else "result"
+        row = {"rollout_id": rollout_id, "t": t, "at": index, "field": field, "text": clean(result)}
         self._writer.put("results", (rollout_id, t, index), row, size=len(result))
 
     def put_step_reward(self, rollout_id: str, t: int, criterion: str, value: float) -> None:
