@@ -179,9 +179,10 @@ def check_coverage(data: Any, least: float) -> None:
         ]
         if worst.get("why_failed"):
             gaps.append(f"{worst['failed']} of {counted(worst['n'], 'runs')} failed: {worst['why_failed']}")
+        way = ", or lower `min_coverage`" if worst["coverage"] else ""
         raise LowCoverage(
             f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Correct "
-            f"what failed, or lower `min_coverage`"
+            f"what failed{way}"
         )
 
 

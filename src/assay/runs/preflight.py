@@ -24,7 +24,14 @@ from assay.errors import (
     ProgramFailed,
 )
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
+from assay.evaluation.failures import (
+    FirstRuns,
+    correction,
+    place_of,
+    program_traceback,
+    refused_address,
+    require_answers,
+)
 from assay.evaluation.metrics import overridden_format, unscored_steps
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge
@@ -379,12 +386,16 @@ def _stop(errors: Sequence[BaseException], recorded: RecordedProgram) -> None:
             raise ProgramFailed(
                 f"on each of the first {len(errors)} tasks {error}. Correct {what}. {SKIP}", flag=SKIP_FLAG
             )
+        reason = str(error).rstrip(".")
+        weak = (
+            "Where such an exception follows from what a weak model answers, catch it and return an empty answer, "
+            "which scores 0. "
+            if refused_address(error) is None
+            else ""
+        )
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
-            f"{place.file}:{place.line}: {error}\n"
-            f"{program_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
-            "answers, catch it and return an "
-            f"empty answer, which scores 0. {SKIP}",
+            f"{place.file}:{place.line}: {reason}{correction(error)}. {weak}{SKIP}",
             flag=SKIP_FLAG,
         )
 

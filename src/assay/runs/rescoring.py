@@ -26,6 +26,7 @@ from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import budgeted
 from assay.runs.preflight import preflight_scoring
 from assay.runs.scoring_settings import ScoringSettings
+from assay.runs.undecided import require_expected
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.records import NOT_AGENTS
 from assay.traces.store.listing import check_run
@@ -79,6 +80,9 @@ def score_stored(
         states = _states(store, list(runs) or [None], agent)
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
+        if settings.preflight and measure.needs_judge:
+            stored = map(store.rollout, pending)
+            require_expected(measure, ((task_of(rollout), rollout) for rollout in stored))
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
             scoring = _Rescoring(measure, store, advance, meter)
             waiting = (store.rollout(rollout_id) for rollout_id in pending)

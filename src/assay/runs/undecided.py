@@ -4,7 +4,7 @@ Does not run programs: `assay.runs.preflight` does.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from assay.datasets import Task
 from assay.errors import ModelError, RubricError
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.calling import call, unfit_arguments
-from assay.rubrics.scoring import ScoredRun, fields_of, grade
+from assay.rubrics.scoring import ScoredRun, fields_of, grade, is_shipped
 from assay.traces import Rollout
 from assay.traces.records import Verdict
 
@@ -204,6 +204,31 @@ class Verdicts:
                 del self.missing[criterion.name]
             else:
                 self.missing[criterion.name] = verdict.reason or "no reason was given"
+
+
+def require_expected(rubric: Rubric, rollouts: Iterable[tuple[Task, Rollout]]) -> None:
+    """Raises if a shipped check needs an expected output that no rollout with an answer has.
+
+    Such rollouts stay unscored, whatever judges say of them. Rollouts are read until each check has what it needs.
+
+    Raises:
+        RubricError: names the check and the output.
+    """
+    lacking = {c.name: c for c in rubric.finals if c.check is not None and not c.when and is_shipped(c)}
+    fields: dict[str, str] = {}
+    for task, rollout in rollouts:
+        if rollout.prediction is None:
+            continue
+        fields = {name: _missing_field(c, task, fields_of(rollout.prediction), rollout) for name, c in lacking.items()}
+        lacking = {name: c for name, c in lacking.items() if fields[name] and not task.expected}
+        if not lacking:
+            return
+    for name in lacking if fields else ():
+        raise RubricError(
+            f"criterion {name!r} needs the expected output {fields[name]!r}, and no rollout has expected outputs. Give "
+            f"`expected` where the rollouts are opened or recorded, or use a check that needs none; {SKIP}",
+            flag=SKIP_FLAG,
+        )
 
 
 def _missing_field(criterion: Criterion, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> str:
