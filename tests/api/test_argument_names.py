@@ -16,7 +16,9 @@ LOCAL = {"api_base": "http://127.0.0.1:9/v1", "api_key": "k"}
 def test_a_row_without_expected_fields_is_unscored_with_the_way_out() -> None:
     rubric = assay.Rubric("r", [assay.Criterion(name="right", check=checks.exact)])
     reason = rubric.score({"ticket": "x"}, {"queue": "bug"}).verdicts[0].reason
-    assert reason.endswith("has no expected 'answer'; it has none. Give the row as {'inputs': {…}, 'expected': {…}}")
+    assert reason.endswith(
+        "has no expected 'answer'; it has no expected outputs. Give the row as {'inputs': {…}, 'expected': {…}}"
+    )
 
 
 def test_keywords_of_a_provider_reach_it() -> None:

@@ -62,7 +62,7 @@ def test_a_job_with_too_few_tasks_is_refused_as_without_dry_run(place: Path) -> 
     (place / "data.jsonl").write_text("".join(f'{{"question": "What is {n}?", "answer": "{n}"}}\n' for n in range(3)))
     options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl"}
     lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
-    with pytest.raises(DataError, match="3 distinct tasks.*at least 4") as ran:
+    with pytest.raises(DataError, match=r"3 distinct tasks.*at least 4") as ran:
         assay.compile("mine.py:Mine", lm=lm, **options)
     for command in (Compile("mine.py:Mine", lm=lm, **options), Improve("mine.py:Mine", name="better", **options)):
         with pytest.raises(DataError) as planned:

@@ -3,9 +3,11 @@
 import inspect
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import group
+from assay.errors import RubricError
 from assay.rubrics.loading import import_check
 
 
@@ -23,3 +25,12 @@ def test_every_listed_check_can_be_named_and_takes_the_listed_arguments() -> Non
     assert (case["default"], case["required"]) == (False, False)
     printed = CliRunner().invoke(group, ["rubric", "checks"]).output
     assert all(check["name"] in printed for check in checks)
+    assert "\nexact (final): " in printed
+    assert "\ntool_executed (step): " in printed
+
+
+def test_a_shipped_check_in_the_wrong_module_is_found_by_its_name() -> None:
+    with pytest.raises(
+        RubricError, match=r"Did you mean 'assay\.rubrics\.steps:tool_executed', or just 'tool_executed'"
+    ):
+        import_check("assay.rubrics.checks:tool_executed")

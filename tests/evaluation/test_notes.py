@@ -59,3 +59,25 @@ def test_an_evaluation_says_why_answers_were_not_revised(tmp_path: Path, depth: 
     assert any(expected in note for note in report.to_dict()["notes"])
     if depth == 6:
         assert "KeyError: 'reply'" in " ".join(report.notes)
+
+
+def answer(question: str) -> str:
+    return "4"
+
+
+def test_step_criteria_of_an_agent_without_recorded_calls_are_named_as_unscored(tmp_path: Path) -> None:
+    """Its model is not that of the job, which was never called."""
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
+        "- {name: ran, scope: step, weight: 0.1, check: 'assay.rubrics.steps:tool_executed'}\n"
+    )
+    data = [{"question": f"{n} + {4 - n}", "answer": "4", "split": "val"} for n in range(4)]
+    report = assay.evaluate(
+        answer, rubric=tmp_path / "r.yaml", data=data, lm=scripted_lm(lambda _: "x"), store=tmp_path / "s.db"
+    ).to_dict()
+    (note,) = [note for note in report["notes"] if "scope step" in note]
+    assert note.startswith("the criteria of scope step (ran) are unscored")
+    assert "assay traces score" in note
+    assert report["model"] is None
+    with assay.Store(tmp_path / "s.db") as store:
+        assert {rollout.model for rollout in store.rollouts()} == {""}

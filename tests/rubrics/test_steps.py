@@ -185,3 +185,17 @@ def test_a_recorded_schema_is_neither_fetched_nor_executed() -> None:
     assert graded(steps.eligible, run, 0) == 1
     request = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
     assert graded(steps.parsed, rollout(turn(0, output="not json", request=request)), 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "used"),
+    [
+        ("Order 1002 is delivered.", 1),
+        ("Order 1002 has an unknown state.", 0),  # the number is an argument of the call
+        ("It is undelivered.", 0),
+        ("true", 0),
+    ],
+)
+def test_a_value_inside_a_json_result_is_used_where_it_appears(answer: str, used: int) -> None:
+    tool = call({"order_id": 1002}, '{"order_id": 1002, "status": "delivered", "paid": true, "tags": []}')
+    assert graded(steps.result_used, rollout(turn(0, tool), prediction={"answer": answer}), 0) == used

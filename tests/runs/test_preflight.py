@@ -3,10 +3,12 @@
 import json
 import socket
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import dspy
+import openai
 import pytest
 
 import assay
@@ -78,6 +80,25 @@ def test_a_program_failing_three_times_alike_stops_every_job_with_its_location(p
     assert lm.scripted.calls == 3  # one of each run, and nothing after
     with Store() as store:
         assert {status for _, status in store.runs("")} <= {"failed"}
+
+
+def test_an_agent_that_calls_a_port_where_nothing_listens_is_told_so_without_a_traceback(place: Path) -> None:
+    def agent(question: str) -> str:
+        urllib.request.urlopen(dead.replace("user:secret@", ""))
+        return ""
+
+    def client(question: str) -> str:
+        return str(openai.OpenAI(base_url=dead, api_key="k", max_retries=0).models.list())
+
+    with socket.socket() as bound:  # bound and not listening: connections are refused
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        dead = f"http://user:secret@127.0.0.1:{port}/v1"
+        for program, address in ((agent, "that address"), (client, f"http://127.0.0.1:{port}")):
+            with pytest.raises(ProgramFailed, match=f"No server listens at {address}: start it") as caught:
+                assay.evaluate(program, rubric="r.yaml", data="data.jsonl", lm=scripted_lm(answers))
+            assert "Traceback" not in str(caught.value)
+            assert "weak model" not in str(caught.value)
 
 
 def test_model_failures_are_not_attributed_to_the_program(place: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from assay.cli.main import group, names_of
 from assay.commands.scoring import score_rollouts
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, ModelError, RubricError
 from assay.runs.loading import load_rubric
 from assay.runs.rescoring import threads_for
 from assay.traces import Rollout, Store
@@ -212,3 +212,23 @@ def test_scores_of_another_rubric_are_named_with_the_replace_flag() -> None:
     same = CliRunner().invoke(group, ["traces", "score", "--rubric", "checked.yaml", "--store", "s.db"])
     assert "other rubrics" not in same.stdout
     assert score_rollouts(rubric="other.yaml", store="s.db", again=True).to_dict()["skipped_of_other_rubrics"] == {}
+
+
+def test_a_check_that_needs_expected_outputs_which_no_rollout_has_is_named_before_judges_are_paid(
+    judging: Judging,
+) -> None:
+    Path("both.yaml").write_text(
+        "name: both\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
+        "- {name: kind, judge: 'Is it kind?'}\n"
+    )
+    judge = {"judge_model": "openai/m", "judge_api_base": judging.url}
+    with Store("bare.db") as store:
+        for answer in ("7", "8"):
+            store.put_rollout(Rollout(status="done", inputs={"question": "q"}, prediction={"answer": answer}))
+    with pytest.raises(RubricError, match="needs the expected output 'answer', and no rollout has expected outputs"):
+        score_rollouts(rubric="both.yaml", store="bare.db", **judge)
+    assert judging.calls == 0
+    with Store("bare.db") as store:
+        expected = {"answer": "7"}
+        store.put_rollout(Rollout(status="done", inputs={"question": "q"}, expected=expected, prediction=expected))
+    assert score_rollouts(rubric="both.yaml", store="bare.db", **judge).scored == 1

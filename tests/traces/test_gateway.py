@@ -8,6 +8,9 @@ import pytest
 from gateway_stage import Stage
 from gateway_stage import stage as stage
 
+from assay.datasets.tasks import task_key
+from rigs.serving import post
+
 TOOL = {
     "type": "function",
     "function": {
@@ -149,3 +152,54 @@ def test_a_rollout_that_is_never_closed_ends_unscored_and_is_counted(stage: Stag
     assert (never.status, never.score, never.error) == ("error", None, "the rollout was never closed")
     assert [r.status for r in by_id.values()] == ["done"]
     assert stage.gateway.stats()["unclosed"] == 1
+
+
+def test_rollouts_opened_with_the_same_inputs_are_of_one_task(stage: Stage) -> None:
+    """Two spellings of a task are one task; an id that the client sent stays."""
+    for question in ("Where is order 7?", "where is  order 7?"):
+        stage.manage("/assay/rollouts", {"inputs": {"question": question}})
+    _, opened = stage.manage("/assay/rollouts", {"inputs": {"question": "q"}, "task_id": "mine"})
+    stage.client.with_options(base_url=opened["base_url"], api_key=opened["api_key"]).chat.completions.create(
+        model="gpt-4o", messages=[{"role": "user", "content": "q"}]
+    )
+    first, second, named = stage.rollouts()
+    assert first.task_id == second.task_id == first.group_id == second.group_id == task_key(first.inputs)
+    assert (named.task_id, named.group_id) == ("mine", "mine")
+
+
+@pytest.mark.parametrize(
+    ("result", "failed"),
+    [
+        ("error: boom", True),
+        ("Traceback (most recent call last):\n  …\nValueError: x", True),
+        ("ValueError: x", True),
+        ('{"isError": true, "content": "boom"}', True),
+        ('{"error": {"code": 7}}', True),
+        ('{"error": null, "value": 1}', False),
+        ('{"error": 0.25}', False),
+        ("Errors: none", False),
+        ("There was no error: fine", False),
+    ],
+)
+def test_a_result_that_says_that_the_tool_failed_is_its_error(stage: Stage, result: str, failed: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": "use the tool"}]
+    answer = stage.client.chat.completions.create(model="m", messages=messages, tools=[TOOL])  # type: ignore[list-item]
+    message = answer.choices[0].message
+    call_id = message.tool_calls[0].id  # type: ignore[index]
+    messages += [message, {"role": "tool", "tool_call_id": call_id, "content": result}]
+    stage.client.chat.completions.create(model="m", messages=messages, tools=[TOOL])  # type: ignore[list-item]
+    (tool,) = stage.rollouts()[0].tools
+    assert (tool.error, tool.result) == ((result, None) if failed else (None, result))
+
+
+def test_a_result_that_anthropics_api_marks_is_an_error(stage: Stage) -> None:
+    tools = [{"name": "calculator", "input_schema": TOOL["function"]["parameters"]}]  # type: ignore[index]
+    messages: list[Any] = [{"role": "user", "content": "use the tool"}]
+    body = {"model": "m", "max_tokens": 99, "tools": tools, "messages": messages}
+    _, reply = post(f"{stage.url}/v1/messages", body)
+    (call,) = [part for part in reply["content"] if part["type"] == "tool_use"]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "boom", "is_error": True}
+    messages += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": [result]}]
+    post(f"{stage.url}/v1/messages", body)
+    (tool,) = stage.rollouts()[0].tools
+    assert (tool.error, tool.result) == ("boom", None)

@@ -11,6 +11,7 @@ from collected_answers import program as program
 import assay
 from assay.cli.main import group
 from assay.commands.scoring import score_rollouts
+from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.runs.recording import opened_store
 from assay.traces import Rollout, Store, ToolCall, Transition
@@ -109,3 +110,26 @@ def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> Non
     for bad in ({"score": 5.0}, {"score": "high"}, {"split": "Test"}):
         with pytest.raises(ConfigError), assay.record("x", store="s.db", **bad):
             pass
+
+
+def test_a_recording_is_scored_with_the_expected_outputs_that_it_stores_and_can_be_read_at_once() -> None:
+    @assay.recorded(rubric="exact", store="s.db", expected={"answer": "7"})
+    def agent(inputs: dict[str, str]) -> str:
+        return "7"
+
+    agent({"question": "an argument of this name is no row"})
+    row = {"inputs": {"question": "q"}, "expected": {"answer": "7"}}
+    for task, fields in (
+        ({"question": "q"}, {"expected": {"answer": "7"}}),
+        (row, {}),
+        (Task(**row), {}),
+        (Task(inputs=row["inputs"], expected={"answer": "8"}), {"expected": {"answer": "7"}}),
+    ):
+        with assay.record(task, rubric="exact", store="s.db", **fields) as run:
+            run.answer("7")
+        assert run.rollout.score == 1
+    with Store("s.db") as store:
+        rollouts = list(store.rollouts())
+    assert [(r.score, r.expected) for r in rollouts] == [(1, {"answer": "7"})] * 5
+    assert {r.task_id for r in rollouts[:-1]} == {Task(inputs={"question": "Q "}).id}
+    assert list(rollouts[-1].inputs) == ["inputs"]

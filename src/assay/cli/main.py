@@ -72,6 +72,9 @@ def _command_or_group(words: str) -> click.Command | None:
     return _command(words) if words in {*COMMANDS, *SHORT_FORMS} else None
 
 
+_MEANT = {"dpo": "preferences", "kto": "preferences"}  # names of the methods that read what a command writes
+
+
 class _Group(click.Group):
     """Commands by their words. The module of a command is imported when it is used, not to list it."""
 
@@ -93,7 +96,9 @@ class _Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in (known := self.inner([*COMMANDS, *SHORT_FORMS])):
-            hint = f"Did you mean {near!r}?" if (near := nearest(args[0], known)) else f"There are {', '.join(known)}."
+            meant = _MEANT.get(args[0])
+            near = meant if meant in known else nearest(args[0], known)
+            hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
             ctx.fail(f"no command is called {args[0]!r}. {hint}")
         words = f"{self.start}{args[0]}"
         return args[0], _command_or_group(short_form(words, args[1:]) if words in COMMANDS else words), args[1:]

@@ -76,7 +76,7 @@ class CompareReport(EndedReport):
         rows = [
             ("program", a["program"], b["program"]),
             *([("state", a["state"] or "–", b["state"] or "–")] if a["state"] or b["state"] else []),
-            ("model", a["model"], b["model"]),
+            ("model", a["model"] or "–", b["model"] or "–"),
             ("score", figure(a["score"]), figure(b["score"])),
             *((f"  {name}", graded(a, name), graded(b, name)) for name in b["criteria"]),
             *tool_rows([a, b]),

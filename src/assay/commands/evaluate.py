@@ -187,7 +187,7 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
 
     def run(self) -> EvaluationReport:
         from assay.evaluation import Evaluation
-        from assay.evaluation.metrics import overridden_format, run_notes
+        from assay.evaluation.metrics import overridden_format, run_notes, unscored_steps
         from assay.runs.arguments import named
         from assay.runs.correction import corrected_means
         from assay.runs.finished import FinishedRun
@@ -215,9 +215,13 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
             stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
             notes += _bias(config, job, used=used, of=len(tasks), finished=len(evaluation))
             notes += run_notes(evaluation.runs.values())
+            calls = [run.steps or 0 for run in evaluation.runs.values() if run.error is None]
             notes += [
                 note
-                for note in overridden_format(job.recorded.prompt_format, evaluation.sent_formats)
+                for note in (
+                    *overridden_format(job.recorded.prompt_format, evaluation.sent_formats),
+                    *unscored_steps(job.session.rubric.criteria, calls),
+                )
                 if note not in notes  # the preflight may have said so
             ]
             corrected = {}

@@ -136,7 +136,8 @@ class Listening(Settings):
     allow_host: Annotated[Sequence[str], Flag(metavar="NAME")] = ()
     """Additional host name under which clients may reach this server; repeatable."""
     key: Annotated[str | None, Flag(env="ASSAY_KEY", key=False)] = field(default=None, repr=False)
-    """Key that callers must send. An address other than loopback requires one."""
+    """Key that callers must send: at least 8 ASCII characters, without a dot or spaces. An address other than loopback
+    requires one."""
 
     async def listen(self, listener: "Listener") -> int:
         """Starts listening; returns the port. Raises `AssayError` if the address cannot be bound."""
@@ -179,9 +180,10 @@ def check_coverage(data: Any, least: float) -> None:
         ]
         if worst.get("why_failed"):
             gaps.append(f"{worst['failed']} of {counted(worst['n'], 'runs')} failed: {worst['why_failed']}")
+        way = ", or lower `min_coverage`" if worst["coverage"] else ""
         raise LowCoverage(
             f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Correct "
-            f"what failed, or lower `min_coverage`"
+            f"what failed{way}"
         )
 
 

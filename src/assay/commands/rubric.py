@@ -24,8 +24,11 @@ class CheckListing(Report):
     checks: tuple[dict[str, Any], ...]
 
     def lines(self) -> Iterator[str]:
+        from assay.rubrics.loading import OF_STEPS
+
+        yield "A criterion names a check as `check: NAME`; one of scope step needs `scope: step` too."
         for check in self.checks:
-            yield f"{check['name']}: {check['summary']}"
+            yield f"{check['name']} ({'step' if check['name'] in OF_STEPS else 'final'}): {check['summary']}"
             for argument in check["arguments"]:
                 default = "required" if argument["required"] else f"default {json.dumps(argument['default'])}"
                 yield f"    {argument['name']}: {argument['type']}, {default}"

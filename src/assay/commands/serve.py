@@ -68,7 +68,7 @@ class Serving(Report):
         return {"url": self.url, "model": self.model, "run": self.run, "key": self.key}
 
     def warnings(self) -> Iterator[str]:
-        yield f"{self.model} at {self.url}, recorded in {self.database}; Ctrl-C ends it"
+        yield f"gateway at {self.url} to {self.model}, recorded in {self.database}; Ctrl-C ends it"
         for name, version in self.agents.items():
             yield f"  agent {name}, now {version}: POST {self.url}/agents/{name}"
         bases = f"OPENAI_BASE_URL={self.url}/v1  ANTHROPIC_BASE_URL={self.url}  GOOGLE_GEMINI_BASE_URL={self.url}"
@@ -230,7 +230,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
         from assay.runs.ending import ending_signals
         from assay.traces.gateway.connections import ConnectionLimits, Listener
         from assay.traces.gateway.server import Gateway
-        from assay.traces.gateway.upstreams import upstream_of
+        from assay.traces.gateway.upstreams import silent_server, upstream_of
         from assay.traces.otlp.exporter import Endpoint
         from assay.traces.records import new_id
         from assay.traces.store import Store, store_url, url_without_password
@@ -281,6 +281,8 @@ class Serve(StoredJudge, Listening, InStore, Reported):
             with suppress(RuntimeError):  # the loop is closed: the gateway has ended
                 loop.call_soon_threadsafe(ended.set)
 
+        if self.upstream is not None and (place := await silent_server(self.upstream)):
+            self.reporter.say(f"warning: no server answers at {place}; calls fail until one does")
         try:
             if self.on_start is not None:
                 self.on_start(Serving(
@@ -308,6 +310,8 @@ class Serve(StoredJudge, Listening, InStore, Reported):
             put_run("done", Unrecorded(counts["unrecorded"]))
             with suppress(StoreError):  # the same error was reported above
                 store.close(wait_s)
+        if gateway.failed:
+            self.reporter.say(f"warning: {counted(gateway.failed, 'calls')} failed; assay traces list shows them")
         return ServeReport(
             **counts, agents=_rollouts_of(agents) if agents else None, otlp=exporter.to_dict() if exporter else None
         )

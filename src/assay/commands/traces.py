@@ -456,7 +456,9 @@ class ImportRollouts(InStore):
     """File to import."""
 
     score: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Name of the score to import if a trace has several."""
+    """Name of the score to import if a trace has several. Of several without a name none becomes the rollout's score:
+    all are stored as verdicts. Ratings by people, such as Langfuse's annotations, are the human rating and count
+    apart."""
 
     def run(self) -> ImportReport:
         from assay.traces.importers import import_traces

@@ -63,9 +63,10 @@ class Task:
     """One example: inputs for a program, and the expected outputs that a rubric compares its prediction with.
 
     An input that is not known is None. An expected output that is not known is absent; one that is None must be null.
+    The default id is the key of the inputs.
     """
 
-    id: str
+    id: str = ""
     task_type: str = "default"
     inputs: Mapping[str, Any]
     expected: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +75,10 @@ class Task:
     where: str = field(default="", compare=False, repr=False)  # its row, for messages
     # key of the row's inputs before they were converted to the types that a program declares
     row_key: str = field(default="", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", self.key)
 
     def __getitem__(self, name: object) -> NoReturn:
         """Raise `TypeError` with the attribute to use, for code that treats a task as a mapping."""
@@ -234,7 +239,7 @@ def make_task(
     if split and split not in SPLITS:
         raise DataError(f"{where}: the split {row['split']!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(
-        id=str(row["id"]) if row.get("id") not in (None, "") else task_key(values),
+        id="" if row.get("id") is None else str(row["id"]),
         task_type=str(row.get("task_type") or "default"),
         inputs=values,
         expected=expected,

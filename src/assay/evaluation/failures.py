@@ -7,9 +7,11 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dspy
 
@@ -19,6 +21,7 @@ from assay.programs.foreign.runners import AgentFailed
 from assay.rubrics.scoring import ScoredRun
 from assay.support.package import OWN_FOLDERS
 
+_CHAIN = 20  # causes of an exception that are followed
 _FIRST = 10  # runs that a job begins with
 _FEWEST = 3  # runs below which a job is never stopped
 _EMPTY = (
@@ -73,7 +76,7 @@ def require_answers(runs: Sequence[ScoredRun]) -> None:
         return
     reason, count = Counter(run.scored.failed for run in runs).most_common(1)[0]
     error = next((run.error for run in runs if run.error is not None), None)
-    how = f"\n{program_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
+    how = correction(error) if error is not None else _EMPTY
     how = ". Correct the agent" if isinstance(error, AgentFailed) else how  # the traceback is of the code that ran it
     example = "" if count == len(runs) else ", such as"
     raise ProgramFailed(
@@ -118,6 +121,29 @@ def place_of(error: BaseException, program: Any) -> Place:
 
 def _in_program_files(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file
+
+
+def correction(error: BaseException) -> str:
+    """What to correct after an exception of a program: the address where no server listens, or the program."""
+    if (address := refused_address(error)) is not None:
+        return f". No server listens at {address}: start it, or correct the address that the program calls"
+    return f"\n{program_traceback(error)}\nCorrect the program"
+
+
+def refused_address(error: BaseException | None) -> str | None:
+    """Host and port that refused the connection from which an exception follows, "that address" where they are not
+    known; None if no connection was refused."""
+    address = "that address"
+    for _ in range(_CHAIN):
+        if error is None:
+            break
+        with suppress(Exception):  # a client's request may be missing, or its attribute may raise
+            url = urlsplit(str(error.request.url))  # type: ignore[attr-defined]
+            address = f"{url.scheme}://{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}"
+        if isinstance(error, ConnectionRefusedError):
+            return address
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def program_traceback(error: BaseException) -> str:

@@ -6,7 +6,7 @@ Does not call a model. Runs are made from rollouts (`run_of`) or, for any other 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from itertools import combinations
@@ -19,6 +19,7 @@ from assay.errors import ConfigError
 from assay.evaluation.statistics import interval_of
 from assay.rubrics import NoGrade
 from assay.rubrics.conversations import told_unasked
+from assay.rubrics.criteria import Criterion
 from assay.rubrics.loading import RubricSource, load_rubric
 from assay.rubrics.steps import is_used, passed_on, plain_text
 from assay.rubrics.tools import (
@@ -452,6 +453,23 @@ def overridden_format(asked: str | None, sent: Collection[str]) -> list[str]:
     if asked is None or not sent or asked in sent:
         return []
     return [f"the prompt format {asked!r} has no effect: the program sets its own, {', '.join(map(repr, sent))}"]
+
+
+def unscored_steps(criteria: Iterable[Criterion], calls: Iterable[int]) -> list[str]:
+    """A note where no LM call of any run was recorded, so that criteria of scope step have nothing to grade.
+
+    Args:
+        criteria: the rubric's.
+        calls: number of recorded LM calls of each run.
+    """
+    steps, numbers = [c.name for c in criteria if c.scope == "step"], list(calls)
+    if not steps or not numbers or any(numbers):
+        return []
+    return [
+        f"the criteria of scope step ({', '.join(steps)}) are unscored: no LM call of these runs was recorded. Run the "
+        "agent through the gateway (`assay serve`), then `assay traces score` grades its steps; or record each call "
+        "with run.call(…, tools=[ToolCall(…)]) inside of assay.record(…)"
+    ]
 
 
 def _without_tools(runs: Collection[TaskRun]) -> str:

@@ -27,7 +27,7 @@ from assay.models.scope import looping_answers_as_text
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
 from assay.programs.isolation import copied, running
-from assay.programs.wrapping import as_prediction
+from assay.programs.wrapping import as_prediction, is_wrapped
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.rubric import score_rollout
 from assay.rubrics.scoring import ScoredRun
@@ -295,6 +295,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             run = self._run(inputs, rollout)
             run.task = task
             session.count_calls(current_open_rollout())
+            if is_wrapped(self.program) and not rollout.transitions:
+                rollout.model = ""  # it called no model, or one whose calls are not recorded
             if run.failed is None:
                 rollout.prediction = json_value(dict(run.prediction.items()), placeholders=True)
         if task is not None:
@@ -324,7 +326,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
                 raise stop from error
             if self.session.meter.server_gone and is_refused(error):
                 reason = f"the model's server is gone: {message(error_reason(error))}. {CONTINUES}"
-                raise ModelError(reason, flag="--resume") from error
+                raise ModelError(reason) from error
             raised, failed = error, self._failure(error, inputs, rollout)
         rollout.status, rollout.error, rollout.failure = (
             ("failed" if failed.by_agent else "error"),

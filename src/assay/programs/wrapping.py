@@ -54,6 +54,11 @@ class AgentProgram(Agent):
         return as_prediction(self.agent.execute(inputs))
 
 
+def is_wrapped(program: Any) -> bool:
+    """Whether a program is a wrapped function or agent, which may call models in ways that are not known before."""
+    return isinstance(program, FunctionProgram | AgentProgram)
+
+
 def wrapped(program: Any) -> Any:
     """Returns the wrapped function or agent of a program, or the program itself."""
     if isinstance(program, FunctionProgram):

@@ -75,7 +75,9 @@ def not_expected(task: Task, name: str, *, with_what: str = "") -> NoGrade:
         way = f". Give it a value in {task.where}{other}"
     elif task.where and not task.expected:
         way = ". Give the row as {'inputs': {…}, 'expected': {…}}"
-    names = ", ".join(sorted(task.expected)) or "none"
+    elif not task.expected:
+        way = ". Give `expected` where the rollout is opened or recorded, or use a check that needs none"
+    names = ", ".join(sorted(task.expected)) or "no expected outputs"
     return NoGrade(f"task {task.id!r} has no expected {name!r}{with_what}; it has {names}{way}", missing_field=name)
 
 

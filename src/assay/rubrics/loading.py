@@ -284,7 +284,7 @@ SHIPPED_CHECKS: Mapping[str, Check] = {
     if "task" in inspect.signature(getattr(module, name)).parameters
 }
 _PITFALLS = ("calls_used", "length", "refusal", "steps_used", "token_use", "turns_used")
-_OF_STEPS = (*steps.__all__, *(name for name in conversations.__all__ if name.startswith("user_")))
+OF_STEPS = (*steps.__all__, *(name for name in conversations.__all__ if name.startswith("user_")))
 _CRITERION_KEYS = {name for key, field in CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"
@@ -469,7 +469,7 @@ def rubric_text(source: str | Path) -> tuple[str, str, Path | None]:
     if name in SHIPPED:
         return (CONTENT / "rubrics" / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml", None
     if name in SHIPPED_CHECKS:
-        if name in (*_PITFALLS, *_OF_STEPS):
+        if name in (*_PITFALLS, *OF_STEPS):
             kind = "a pitfall, whose weight is negative" if name in _PITFALLS else "a check of single LM calls"
             raise RubricError(f"the check {name} is {kind}: write a rubric file with it and another criterion")
         return _text_of_one(name, "check", name), name, None
@@ -555,6 +555,10 @@ def import_check(path: str, folder: Path | None = None) -> Check:
     except ArtifactError:
         raise
     except Exception as error:
+        name = path.rpartition(":")[2]
+        if path.startswith("assay.") and name in SHIPPED_CHECKS:
+            own = qualified_name(definition_of(SHIPPED_CHECKS[name]))
+            raise RubricError(f"check {path!r} does not exist. Did you mean {own!r}, or just {name!r}?") from error
         raise RubricError(f"check {path!r} {why_not_imported(path, error, folder=folder)}") from error
     if not callable(check) or isinstance(check, Rubric):
         raise RubricError(f"{path!r} is a {type(check).__name__}, not a check, metric or judge")

@@ -135,8 +135,13 @@ def read_by(criterion: Criterion, prediction: dict[str, Any]) -> dict[str, Any]:
 
     A stored prediction has JSON values only, so such a check reads these when rollouts are scored again.
     """
-    users = criterion.check is not None and not _module_of(criterion).startswith("assay.")
+    users = criterion.check is not None and not is_shipped(criterion)
     return prediction if users or type(prediction) is not dict else json_value(prediction, placeholders=True)
+
+
+def is_shipped(criterion: Criterion) -> bool:
+    """Whether a criterion's check is one of the package."""
+    return _module_of(criterion).startswith("assay.")
 
 
 def _module_of(criterion: Criterion) -> str:

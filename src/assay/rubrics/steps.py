@@ -245,7 +245,7 @@ def result_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None)
     """Share of the step's tool results that are used later.
 
     A result is used if it occurs in later tool arguments, in a later output, in the answer, or as an input of a later
-    LM call (see `passed_on`).
+    LM call (see `passed_on`). Of a list or an object, one value is enough that is not an argument of the call.
     """
     transition = _with_tools(prediction)
     if rollout is None:
@@ -261,10 +261,19 @@ def result_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None)
 def is_used(call: ToolCall, later: Sequence[Any]) -> bool:
     """Whether a tool's result occurs in one of the later values, as a whole word or number.
 
-    A list or mapping also counts if its values occur.
+    A list or mapping, also as JSON, counts too if one of its values occurs that is not an argument of the call.
     """
     texts = [plain_text(value) for value in later]
-    return any(_contains(text, form) for form in _forms(call.result) for text in texts)
+    forms = _forms(call.result) | (_leaves(_structure(call.result)) - _leaves(call.arguments))
+    return any(_contains(text, form) for form in forms for text in texts)
+
+
+def _leaves(value: Any) -> set[str]:
+    """Plain texts of the values in a structure, at any depth. Those that say little by themselves are left out: single
+    characters, booleans, null."""
+    if isinstance(value, Mapping | list | tuple):
+        return set[str]().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
+    return set() if value is None or isinstance(value, bool) or len(text := plain_text(value)) < 2 else {text}
 
 
 def passed_on(call: ToolCall, following: Sequence[Transition]) -> bool:
@@ -325,10 +334,12 @@ def _structure(result: Any) -> Any:
     """The list, tuple or mapping that a result recorded as text represents; None otherwise."""
     if not isinstance(result, str) or not result.startswith(("[", "(", "{")):
         return None
-    try:
-        return ast.literal_eval(result)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(result)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return None
 
 
 def plain_text(value: Any) -> str:

@@ -191,7 +191,7 @@ class JudgeModel(Settings):
     """Model of the rubric's judges."""
 
     judge_model: str | None = None
-    """Language model of the rubric's judges; by default that of the program."""
+    """Language model of the rubric's judges; by default the one that a judge's file names, else the program's."""
     judge_api_base: Address = None
     """Base URL of an OpenAI-compatible server for the judges' model. By default that of `api_base`; 'provider': the
     provider's own address."""

@@ -31,6 +31,7 @@ from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
 from assay.programs.loading import BuiltFromTasks, full_name, models_in_state, program_class
 from assay.programs.state import with_saved_state
+from assay.programs.wrapping import is_wrapped
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
 from assay.rubrics.comparison import equality_of
@@ -109,12 +110,15 @@ class Job:
     def models(self, run_id: str | None = None) -> dict[str, Any]:
         """`model`, the one of the job, and `models`: LM calls, tokens and dollars by model.
 
+        `model` is None where the program wraps a function or an agent that never called it.
+
         Args:
             run_id: the run, by default its own; see `usage_of_models`.
         """
         self.store.settle()
         usages = usage_of_models(self.store, run_id or self.run_id)
-        return {"model": self.session.lm.model, "models": [asdict(usage) for usage in usages]}
+        unused = is_wrapped(self.recorded.program) and self.session.lm.model not in {usage.model for usage in usages}
+        return {"model": None if unused else self.session.lm.model, "models": [asdict(usage) for usage in usages]}
 
     def spent(self, called: Mapping[str, Any]) -> dict[str, Any]:
         """What the job has used so far, by the names that its report has. `called`: see `models`."""
@@ -228,7 +232,8 @@ def open_job(
             "`executor='ray'` needs the model by its name: an object of this process cannot travel to the hosts"
         )
     if lm is None and config.model_name == DEFAULT_MODEL:
-        progress.say(f"model: {DEFAULT_MODEL}, the default; `model=NAME` names another")
+        calls = f", for what {name} calls through DSPy" if loaded is not None and is_wrapped(loaded) else ""
+        progress.say(f"model: {DEFAULT_MODEL}, the default{calls}; `model=NAME` names another")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read

@@ -26,8 +26,15 @@ from assay.errors import (
     RubricError,
 )
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
-from assay.evaluation.metrics import overridden_format
+from assay.evaluation.failures import (
+    FirstRuns,
+    correction,
+    place_of,
+    program_traceback,
+    refused_address,
+    require_answers,
+)
+from assay.evaluation.metrics import overridden_format, unscored_steps
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge
 from assay.judges.base import attempt
@@ -40,9 +47,10 @@ from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.optimizers.budget import price_of
 from assay.programs.foreign.runners import AgentFailed, RunnerLost
+from assay.programs.wrapping import is_wrapped
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.calling import call, unfit_arguments
-from assay.rubrics.scoring import ScoredRun, fields_of, grade
+from assay.rubrics.scoring import ScoredRun, fields_of, grade, is_shipped
 from assay.runs.jobs import Job
 from assay.traces import Rollout
 from assay.traces.messages.final_answer import sent_formats
@@ -62,7 +70,8 @@ def checked(job: Job, tasks: Sequence[Task], *, recorded: RecordedProgram | None
     """Runs `preflight` for an opened job, unless its settings turn it off."""
     if not job.config.preflight:
         return None
-    job.session.progress.say(f"preflight with {job.session.lm.model}: one task, each judge once")
+    model = "" if is_wrapped(job.recorded.program) else f" with {job.session.lm.model}"
+    job.session.progress.say(f"preflight{model}: one task, each judge once")
     measured = preflight(job.session, recorded or job.recorded, tasks, max_cost_usd=job.config.max_cost_usd)
     job.session.measured = measured
     job.session.first_runs = FirstRuns()
@@ -158,7 +167,8 @@ def preflight(
         spent = session.meter.usage
     _say_styles(session)
     sent = sent_formats([call for run in runs for call in run.rollout.transitions])
-    warnings = [*verdicts.warnings(), *overridden_format(recorded.prompt_format, sent)]
+    steps = unscored_steps(session.rubric.criteria, [len(run.rollout.transitions) for run in runs if not run.error])
+    warnings = [*verdicts.warnings(), *overridden_format(recorded.prompt_format, sent), *steps]
     for warning in warnings:
         session.progress.say(f"warning: {warning}")
     ask_reflection(session)
@@ -366,12 +376,16 @@ def _stop(errors: Sequence[BaseException], recorded: RecordedProgram) -> None:
         if isinstance(error, AgentFailed | RunnerLost):  # its traceback is of the code that ran it
             what = "the agent" if isinstance(error, AgentFailed) else "the agent, or the machine that runs it"
             raise ProgramFailed(f"on each of the first {len(errors)} tasks {error}. Correct {what}. {SKIP}")
+        reason = str(error).rstrip(".")
+        weak = (
+            "Where such an exception follows from what a weak model answers, catch it and return an empty answer, "
+            "which scores 0. "
+            if refused_address(error) is None
+            else ""
+        )
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
-            f"{place.file}:{place.line}: {error}\n"
-            f"{program_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
-            "answers, catch it and return an "
-            f"empty answer, which scores 0. {SKIP}"
+            f"{place.file}:{place.line}: {reason}{correction(error)}. {weak}{SKIP}"
         )
 
 
@@ -576,6 +590,30 @@ class Verdicts:
                 del self.missing[criterion.name]
             else:
                 self.missing[criterion.name] = verdict.reason or "no reason was given"
+
+
+def require_expected(rubric: Rubric, rollouts: Iterable[tuple[Task, Rollout]]) -> None:
+    """Raises if a shipped check needs an expected output that no rollout with an answer has.
+
+    Such rollouts stay unscored, whatever judges say of them. Rollouts are read until each check has what it needs.
+
+    Raises:
+        RubricError: names the check and the output.
+    """
+    lacking = {c.name: c for c in rubric.finals if c.check is not None and not c.when and is_shipped(c)}
+    fields: dict[str, str] = {}
+    for task, rollout in rollouts:
+        if rollout.prediction is None:
+            continue
+        fields = {name: _missing_field(c, task, fields_of(rollout.prediction), rollout) for name, c in lacking.items()}
+        lacking = {name: c for name, c in lacking.items() if fields[name] and not task.expected}
+        if not lacking:
+            return
+    for name in lacking if fields else ():
+        raise RubricError(
+            f"criterion {name!r} needs the expected output {fields[name]!r}, and no rollout has expected outputs. Give "
+            f"`expected` where the rollouts are opened or recorded, or use a check that needs none; {SKIP}"
+        )
 
 
 def _missing_field(criterion: Criterion, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> str:

@@ -5,6 +5,7 @@ gateway (`assay serve`). Other calls are counted as unrecorded where assay notic
 """
 
 import atexit
+import dataclasses
 import functools
 import inspect
 import threading
@@ -17,7 +18,7 @@ from typing import Any, TypeVar, Unpack
 import dspy
 
 from assay.datasets import SPLITS, Task
-from assay.datasets.tasks import consent_text, task_key
+from assay.datasets.tasks import consent_text, make_task
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.session import stored_fields
 from assay.evaluation.stored import write_score
@@ -38,6 +39,7 @@ from assay.traces.shown import message_texts
 F = TypeVar("F", bound=Callable[..., Any])
 _opened: dict[str, tuple[Store, Recorder]] = {}
 _lock = threading.Lock()
+_WRITTEN_S = 2.0  # time in which a store takes the rows of a rollout; one that is away does not stop the agent
 
 
 class Recording:
@@ -168,19 +170,20 @@ def record(
 ) -> Iterator[Recording]:
     """Opens a rollout. LM calls and tool calls of DSPy inside the block are its turns.
 
-    The rollout is written when the block begins and when it ends.
+    The rollout is written when the block begins and when it ends; after the block it can be read from the store.
 
     Args:
-        task: a `Task`, the task's inputs, or one text.
+        task: a `Task`, the task's inputs, a row `{"inputs": {…}, "expected": {…}}`, or one text.
         rubric: scores the answer when the block ends; one with judges is `assay.load_rubric(…, judge_model=NAME)`.
             Without one, give a `reward`; without both, it is unscored.
         fields: further fields of `assay.traces.Rollout`: `task_id`, `task_type`, `group_id`, `program`, `split`, …
+            Those of a task (`inputs`, `expected`, `metadata`, …) replace the task's, for the rubric too.
     Raises:
         ConfigError: an unknown field, a value out of range, or no model for a judge of the rubric.
     """
     _check_values(fields)
     _check_store(store)
-    recorded_task = task if isinstance(task, Task) else _task_from(task)
+    recorded_task = _with_fields(task if isinstance(task, Task) else _task_from(task), fields)
     scoring = None if rubric is None else load_rubric(rubric)
     if scoring is not None:
         scoring.require_judges()
@@ -191,6 +194,7 @@ def record(
         "task_type": recorded_task.task_type,
         "inputs": json_value(recorded_task.inputs, placeholders=True),
         **stored_fields(recorded_task),
+        "split": recorded_task.split or "",
         "source": "program",
         "phase": "record",
     }
@@ -223,6 +227,7 @@ def record(
                 if rollout.prediction is not None:
                     rollout.prediction = json_value(rollout.prediction, placeholders=True)
                 opened.put_rollout(rollout)
+                opened.written(_WRITTEN_S)
 
 
 def recorded(
@@ -242,16 +247,16 @@ def recorded(
     signature = inspect.signature(function)
     all_fields: RolloutFields = {"program": f"{function.__module__}:{function.__qualname__}", **fields}
 
-    def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return {name: value for name, value in bound.arguments.items() if name != "self"}
+        return Task(inputs={name: value for name, value in bound.arguments.items() if name != "self"})
 
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with record(inputs(args, kwargs), rubric=rubric, store=store, **all_fields) as run:
+            with record(task(args, kwargs), rubric=rubric, store=store, **all_fields) as run:
                 result = await function(*args, **kwargs)
                 run.answer(result)
             return result
@@ -265,7 +270,7 @@ def recorded(
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with record(inputs(args, kwargs), rubric=rubric, store=store, **all_fields) as run:
+        with record(task(args, kwargs), rubric=rubric, store=store, **all_fields) as run:
             result = function(*args, **kwargs)
             run.answer(result)
         return result
@@ -276,8 +281,18 @@ def recorded(
 def _task_from(task: Mapping[str, Any] | str | None) -> Task:
     if task is not None and not isinstance(task, str | Mapping):
         raise ConfigError(f"task={str(task)[:80]!r} must be a mapping of input names to values, or a text")
-    inputs = {} if task is None else {"input": task} if isinstance(task, str) else dict(task)
-    return Task(id=task_key(inputs), inputs=inputs)
+    if isinstance(task, Mapping) and isinstance(task.get("inputs"), Mapping):
+        return make_task(task, where="task")
+    return Task(inputs={} if task is None else {"input": task} if isinstance(task, str) else dict(task))
+
+
+def _with_fields(task: Task, fields: RolloutFields) -> Task:
+    """The task with the fields of it that the caller gave besides it."""
+    names = ("task_type", "inputs", "expected", "metadata")
+    given: dict[str, Any] = {name: value for name, value in fields.items() if name in names and value is not None}
+    if fields.get("task_id"):
+        given["id"] = fields["task_id"]
+    return dataclasses.replace(task, **given)
 
 
 def opened_store(target: str | Path | None) -> tuple[Store, Recorder]:

@@ -24,7 +24,7 @@ from assay.rubrics.scoring import coverage_report
 from assay.runs.ending import cancelled_by_signals
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import budgeted
-from assay.runs.preflight import preflight_scoring
+from assay.runs.preflight import preflight_scoring, require_expected
 from assay.runs.scoring_settings import ScoringSettings
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.records import NOT_AGENTS
@@ -79,6 +79,9 @@ def score_stored(
         states = _states(store, list(runs) or [None], agent)
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
+        if settings.preflight and measure.needs_judge:
+            stored = map(store.rollout, pending)
+            require_expected(measure, ((task_of(rollout), rollout) for rollout in stored))
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
             scoring = _Rescoring(measure, store, advance, meter)
             waiting = (store.rollout(rollout_id) for rollout_id in pending)

@@ -16,7 +16,7 @@ class StoredJudge(Settings):
     """Judges."""
 
     judge_model: str | None = None
-    """Model of the rubric's judges; by default the one that a judge's file names."""
+    """Language model of the rubric's judges; by default the one that a judge's file names."""
 
     judge_api_base: Annotated[str | None, Flag(metavar="URL")] = None
     """Base URL of an OpenAI-compatible server for the judges' model."""

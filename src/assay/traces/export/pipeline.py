@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from assay.errors import ConfigError
+from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.numbers import counted
 from assay.support.report import Report, Table
 from assay.support.reprs import shortened
@@ -69,6 +70,9 @@ class ExportReport(Report):
 
 def _facts_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What the rows are, and what is not in them."""
+    if template := data.get("template"):
+        by_default = ", the default `model`" if template["model"] == DEFAULT_WEIGHTS else ""
+        yield "rows are for the chat template of", f"{template['model']}{by_default}"
     yield from ((f"rows of {kind}", str(count)) for kind, count in data["task_types"].items())
     yield from ((f"left out: {reason}", str(count)) for reason, count in data["left_out"].items())
     yield from ((f"calls with a problem: {problem}", str(count)) for problem, count in data["problems"].items())

@@ -231,11 +231,14 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
     refused = (manifest.get("template") or {}).get("reasons", {})
     parts += [f"{count} calls: {reason}" for reason, count in refused.items()]
     if manifest["kind"] == "preferences" and manifest["rollouts"]:
+        alone = manifest["groups"] == manifest["rollouts"]
         groups = f"{manifest['rollouts']} in {counted(manifest['groups'], 'groups')}"
-        parts.append(
-            f"{groups}, without two answers to the same prompt whose returns differ by the margin (lower "
-            "`margin=…`, or collect more rollouts per task)"
-        )
+        cure = "lower `margin=…`, or collect more rollouts per task"
+        if alone and manifest["config"]["group_by"] != "task":
+            cure = "give rollouts of one task the same inputs or task_id; `group_by='task'` also pairs those of several runs"
+        elif alone:
+            cure = "collect more rollouts per task: rollouts of one task have the same inputs or task_id"
+        parts.append(f"{groups}, without two answers to the same prompt whose returns differ by the margin ({cure})")
     return f"of {counted(drawn, 'rollouts')}: " + ("; ".join(parts) or "none has a call that makes a row")
 
 

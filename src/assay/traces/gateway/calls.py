@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from assay.datasets.tasks import task_key
 from assay.models.prices import FREE, Price
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
@@ -175,13 +176,16 @@ class Call:
         return live
 
     def _describe(self, live: Live, client_request: ClientRequest) -> None:
-        """Sets task, group and inputs of a named rollout from its first call."""
-        if live.rollout.task_id or live.turns:
+        """Sets task, group and inputs of a named rollout from its first call, where the client did not send them."""
+        rollout = live.rollout
+        by_key = ("", task_key(rollout.inputs))
+        if live.turns or rollout.task_id not in by_key:
             return
-        live.rollout.task_id = self._naming.get("x-assay-task", "")[:1000]
-        live.rollout.group_id = self._naming.get("x-assay-group", "")[:1000] or live.rollout.task_id
         if "inputs" not in live.released:
-            live.rollout.inputs = live.rollout.inputs or {"prompt": client_request.prompt}
+            rollout.inputs = rollout.inputs or {"prompt": client_request.prompt}
+        rollout.task_id = self._naming.get("x-assay-task", "")[:1000] or task_key(rollout.inputs)
+        if rollout.group_id in by_key:
+            rollout.group_id = self._naming.get("x-assay-group", "")[:1000] or rollout.task_id
         self._rollouts.put(live)
 
     def keep(self) -> bool:

@@ -16,7 +16,7 @@ from assay.support.scrubbing import credentials_in, fields, is_credential, may_h
 from assay.support.values import json_text
 from assay.traces.messages import gemini
 from assay.traces.messages.chaining import item_references
-from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
+from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, each, part_texts, tool_results
 from assay.traces.messages.final_answer import must_call, output_schema
 from assay.traces.messages.gemini import CALL_IDS
 
@@ -209,6 +209,14 @@ class ClientRequest:
         """Keys of an answer's tool calls: their ids, else the digest of the conversation before and their index."""
         before = self.chain[-1].hex() if self.chain else ""
         return [call_id or f"{before}:{at}" for at, (call_id, _, _) in enumerate(answer.tools)]
+
+    @cached_property
+    def failed_calls(self) -> set[str]:
+        """Ids of the tool calls whose result is marked as an error, which only Anthropic's API does."""
+        if self.dialect != "messages":
+            return set()
+        parts = (part for message in each(self.body.get("messages")) for part in each(message.get("content")))
+        return {str(part.get("tool_use_id")) for part in parts if part.get("is_error") is True}
 
     @cached_property
     def results_by_key(self) -> dict[str, str]:

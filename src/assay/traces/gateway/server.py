@@ -31,7 +31,13 @@ from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
 from assay.traces.gateway.requests import json_body, parsed_or_none, sent_secrets
 from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StoreAccess
 from assay.traces.gateway.sessions import LiveRollouts
-from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.upstreams import (
+    EmbeddedUpstream,
+    HttpUpstream,
+    LitellmUpstream,
+    unanswered_text,
+    upstream_of,
+)
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS, dialect_at
 from assay.traces.store import Store
@@ -88,6 +94,7 @@ class Gateway:
         self.one_server, self.loops = one_server, LoopCounts(loops)
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.started = self.ended = self.stored = self.refused = 0
+        self.failed = 0  # calls that ended with an error
         self.refused_paths: dict[str, int] = {}  # refused path -> number of requests
         self.connections, self.relay = Connections(receive_s, max_body), Relay()
         self._background = BackgroundCalls()
@@ -255,7 +262,7 @@ class Gateway:
             kind = failure_of_call(error)
             passed.fail(error_text(error, passed.secrets), kind)
             if passed.response is None:
-                text = f"the upstream does not answer: {type(error).__name__}"
+                text = unanswered_text(upstream, error)
                 return error_response(_STATUS.get(kind, 502), text, rollout=call.rollout_id)
             if isinstance(error, ConnectionError):
                 raise
@@ -270,6 +277,7 @@ class Gateway:
         if not call.passed.recorded:
             self.ended += 1
             self.stored += call.keep()
+            self.failed += call.passed.error is not None
             self._background.add(call)
             self.loops.add(call.passed.watch, stopped=call.passed.failure is FailureKind.LOOP)
 
@@ -380,7 +388,7 @@ class Gateway:
                 raise error.__cause__ from None
             if request.transport is None or request.transport.is_closing():
                 raise
-            return error_response(502, f"the upstream does not answer: {type(error).__name__}")
+            return error_response(502, unanswered_text(upstream, error))
 
     def _unsupported_path(self, request: web.Request) -> web.Response:
         path = inner_path(request)[:200]

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.datasets.tasks import consent_text, known_outputs
+from assay.datasets.tasks import consent_text, known_outputs, task_key
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.support.names import nearest, one_of
 from assay.traces.gateway.conversation import Conversations, Trail
 from assay.traces.gateway.requests import Beginnings, ClientRequest
 from assay.traces.messages.dialects import Answer, each
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
+from assay.traces.messages.parts import is_tool_error
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
@@ -191,11 +192,11 @@ class Live:
         return self.scored or (rollout.status != "running" and decided)
 
 
-def keep_tool_result(rollout: Rollout, t: int, index: int, result: str) -> None:
-    """Sets the result of a tool call, by its turn and its place in the turn, in a rollout that is in memory."""
+def keep_tool_result(rollout: Rollout, t: int, index: int, result: str, *, failed: bool) -> None:
+    """Sets the result, or the error, of a tool call in a rollout that is in memory, by turn and place in the turn."""
     for transition in rollout.transitions:
         if transition.t == t and index < len(transition.tools):
-            transition.tools[index].result = result
+            setattr(transition.tools[index], "error" if failed else "result", result)
 
 
 # -- Ends rollouts that earlier gateways left open. Reads and writes the store only; no gateway needs to run.
@@ -244,21 +245,22 @@ def _item_ids(transition: Transition) -> list[str]:
     return [item["id"] for item in each(items) if isinstance(item.get("id"), str)]
 
 
-def _positions(live: Live, request: ClientRequest) -> Iterator[tuple[tuple[int, int], str]]:
-    """Turn and place of the calls that wait for a result, with the results in a request; they wait no longer.
+def _positions(live: Live, request: ClientRequest) -> Iterator[tuple[tuple[int, int], str, bool]]:
+    """Turn and place of the calls that wait for a result, with the results in a request and whether they are errors;
+    they wait no longer.
 
     A result belongs to the call of its id. Where the client changed the ids, the results after the last answer belong
     to the calls of the latest turn in order.
     """
     for key, result in request.results_by_key.items():
         if (position := live.waiting.pop(key, None)) is not None:
-            yield position, result
+            yield position, result, key in request.failed_calls or is_tool_error(result)
     latest = max((turn for turn, _ in live.waiting.values()), default=-1)
     waiting = {position: key for key, position in live.waiting.items()}
     for call_id, place, result in request.results_in_order if waiting else ():
         waits = waiting.get((latest, place))
         if waits is not None and call_id not in live.trail.calls:
-            yield live.waiting.pop(waits), result
+            yield live.waiting.pop(waits), result, call_id in request.failed_calls or is_tool_error(result)
 
 
 class LiveRollouts:
@@ -309,6 +311,7 @@ class LiveRollouts:
         rollout.model, rollout.adapters = upstream.named, tuple(upstream.adapters)
         if name and rollout.id != name:
             rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
+        rollout.task_id = rollout.task_id or task_key(rollout.inputs)
         rollout.group_id = rollout.group_id or rollout.task_id
         live = self.open[rollout.id] = Live(rollout, upstream, explicit)
         self.put(live)
@@ -439,10 +442,10 @@ class LiveRollouts:
     def register_call(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
         self.conversations.index_request(live, request)
-        for position, result in _positions(live, request):
-            self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
+        for position, result, failed in _positions(live, request):
+            self.store.put_tool_result(live.rollout.id, *position, result[:20_000], failed=failed)
             if live.adopted:
-                keep_tool_result(live.rollout, *position, result[:20_000])
+                keep_tool_result(live.rollout, *position, result[:20_000], failed=failed)
         turn, live.turns = live.turns, live.turns + 1
         live.turns_in_flight.add(turn)
         live.touched = time.monotonic()

@@ -444,6 +444,24 @@ def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
     return json.dumps({"error": {"message": message, "type": "assay_gateway", "code": 502}}).encode()
 
 
+def unanswered_text(upstream: HttpUpstream | LitellmUpstream, error: Exception) -> str:
+    """Why a call got no answer, with the host and port of the server, without the rest of its address."""
+    place = f" at {URL(upstream.base).origin()}" if isinstance(upstream, HttpUpstream) else ""
+    refused = isinstance(getattr(error, "os_error", error), ConnectionRefusedError)
+    return f"the upstream{place} does not answer: {'no server listens there' if refused else type(error).__name__}"
+
+
+async def silent_server(address: str) -> str:
+    """Host and port of an address at which no server accepts a connection within a second; "" if one does."""
+    url = URL(address)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(url.host, url.port), 1.0)
+    except (OSError, TimeoutError):
+        return str(url.origin())
+    writer.close()
+    return ""
+
+
 def _as_json(body: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(body)

@@ -68,7 +68,10 @@ def take(row: Row, into: Sorted) -> Iterator[Skipped]:
     request = row.value
     spans, logs = _of(request, "resourceSpans"), _of(request, "resourceLogs")
     if not spans and not logs:
-        yield Skipped(where=row.where, reason=f"no spans: its fields are {', '.join(map(repr, list(request)[:5]))}")
+        reason = f"no spans: its fields are {', '.join(map(repr, list(request)[:5]))}"
+        if "resourceSpans" not in request and (_field(request, "traceId") or _field(request, "spanId")):
+            reason += ". A single span is not read: a line is an OTLP request, an object with 'resourceSpans'"
+        yield Skipped(where=row.where, reason=reason)
     for group in spans:
         resource = {
             key: value

@@ -19,7 +19,7 @@ from assay.traces.importers.files import Skipped
 from assay.traces.importers.spans import LMCall, Reading, Span, ToolUse, Trace, as_text, parsed
 from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.final_answer import final_answer, prediction_of
-from assay.traces.messages.parts import linked_choices
+from assay.traces.messages.parts import is_tool_error, linked_choices
 from assay.traces.otlp import spans as names
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
@@ -379,6 +379,8 @@ def _answers(transitions: Sequence[Transition]) -> Any:
 
 def _record(name: str, arguments: Any, result: Any, error: str | None) -> ToolCall:
     text = None if error is not None or result is None else result_text(result)[:_TEXT]
+    if text is not None and is_tool_error(text):
+        text, error = None, text
     return ToolCall(name=name, arguments=as_arguments(parsed(arguments)), result=text, error=error)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from assay.support.values import json_text
 from assay.traces.records import ToolCall
 
 Message = dict[str, Any]
+_TOOL_ERROR = re.compile(r"(?i:error:)|Traceback \(most recent call last\):|[A-Z]\w*(?:Error|Exception):")
 _LISTS, MAPPING = (list, tuple), (dict, Mapping)  # `dict` first: isinstance with `Mapping` alone is slow
 
 
@@ -118,6 +120,21 @@ def _tool_record(name: str, arguments: str) -> ToolCall:
     if (value := _read_object(arguments)) is not None:
         return ToolCall(name=name, arguments=value)
     return ToolCall(name=name, arguments={"arguments": arguments}, error="the arguments are not a JSON object")
+
+
+def is_tool_error(text: str) -> bool:
+    """Whether the text of a tool's result says that the tool failed.
+
+    True of a text that begins with `Error:` (in any case), or with a Python traceback or exception (`ValueError: …`),
+    and of a JSON object with a true `isError` or `is_error`, or with an `error` that is a text or an object. Any other
+    text is a result: only the agent's author knows what it means.
+    """
+    text = text.strip()
+    if text.startswith("{"):
+        value = _read_object(text) or {}
+        error = value.get("error")
+        return True in (value.get("isError"), value.get("is_error")) or (bool(error) and isinstance(error, str | dict))
+    return _TOOL_ERROR.match(text) is not None
 
 
 def part_texts(content: Any) -> str:

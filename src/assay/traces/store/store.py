@@ -413,13 +413,15 @@ class Store(DirectWrites):
         self._writer.put("changes", (rollout.id, next(self._numbers)), row, size=len(row.get("prediction_json") or ""))
         self._tell_ended(rollout)
 
-    def put_tool_result(self, rollout_id: str, t: int, index: int, result: str) -> None:
+    def put_tool_result(self, rollout_id: str, t: int, index: int, result: str, *, failed: bool = False) -> None:
         """Adds the result of a tool call to a transition that was put before, unless the call has an error.
 
         Args:
             index: position of the call among the tool calls of the transition, from 0.
+            failed: the result is an error.
         """
-        row = {"rollout_id": rollout_id, "t": t, "at": index, "result": clean(result)}
+        field = "error" if failed else "result"
+        row = {"rollout_id": rollout_id, "t": t, "at": index, "field": field, "text": clean(result)}
         self._writer.put("results", (rollout_id, t, index), row, size=len(result))
 
     def put_step_reward(self, rollout_id: str, t: int, criterion: str, value: float) -> None:
@@ -501,6 +503,10 @@ class Store(DirectWrites):
         if self.dropped > self._reported:
             self._reported = self.dropped
             raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
+
+    def written(self, timeout_s: float) -> bool:
+        """Waits until everything put before is committed or refused. False if it took longer than `timeout_s`."""
+        return self._writer.alive and self._writer.flush(timeout_s)
 
     def settle(self) -> None:
         """As `flush`, but rows that the database refuses are only counted: for reports of what was stored."""

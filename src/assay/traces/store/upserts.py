@@ -85,7 +85,7 @@ def _change(connection: sa.Connection, row: Mapping[str, Any], column: str, chan
 
 def _with_result(tools: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if row["at"] < len(tools) and tools[row["at"]].get("error") is None:
-        tools[row["at"]]["result"] = row["result"]
+        tools[row["at"]][row["field"]] = row["text"]
     return tools
 
 
