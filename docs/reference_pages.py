@@ -83,7 +83,7 @@ def _index() -> str:
     packages = [f"- [`{package}`](python/{package}.md)" for package in ("assay", *PACKAGES)]
     files = [
         *("- [Settings](settings.md) of the Python functions", "- [Checks](checks.md)"),
-        "- [Shipped names](shipped.md): programs, rubrics, data",
+        "- [Shipped names](shipped.md): programs, rubrics, judges, data",
         *("- [Rubric files](rubric-file.md)", "- [Judge files](judge-file.md)"),
         *("- [JSON output](json-output.md)", "- [Exit codes](exit-codes.md)"),
         "- [Metrics](metrics.md) of `assay serve`",

@@ -1,4 +1,4 @@
-"""The page `reference/shipped.md`: programs, rubrics and data that have a name."""
+"""The page `reference/shipped.md`: programs, rubrics, judges and data that have a name."""
 
 import inspect
 
@@ -24,11 +24,13 @@ DATA = {
 
 
 def shipped_page() -> str:
+    from assay.judges.loading import load_judge
     from assay.programs.loading import SHIPPED as programs
     from assay.programs.loading import program_class
     from assay.rubrics import load_rubric
     from assay.rubrics.code import RULES
     from assay.rubrics.loading import SHIPPED as rubrics
+    from assay.rubrics.loading import SHIPPED_JUDGES
     from assay.shipped.programs.tool_user.bfcl import CATEGORIES
 
     data = [f"| `{spec}` | {cell(text)} |" for spec, text in DATA.items()]
@@ -42,6 +44,10 @@ def shipped_page() -> str:
         for name in rubrics
         for criterion in load_rubric(name).criteria
     ]
+    judges = []
+    for name in SHIPPED_JUDGES:
+        spec = load_judge(name).spec
+        judges.append(f"| `{name}` | {cell(spec.text)} | {', '.join(spec.scale)} |")
     rules = [
         f"| `{name}` | {cell(rule.message.replace('{!r}', '…').replace('{}', '…'))} |" for name, rule in RULES.items()
     ]
@@ -59,6 +65,10 @@ def shipped_page() -> str:
                 *criteria,
                 "",
             ),
+            "## Judges\n",
+            "`judge: {use: NAME}` in a rubric, `assay judge score NAME`. How far each agrees with people: their "
+            "cards in [judges/README.md](../../judges/README.md).\n",
+            *("| judge | question | scale |", "|---|---|---|", *judges, ""),
             "## Data\n",
             *("`--data SPEC`.\n", "| spec | tasks |", "|---|---|", *data, ""),
             f"The categories of `bfcl:` are {categories}; `simple` is `simple_python`.\n",

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import assay
-from assay.judges import PairwiseJudge, resolver
+from assay.judges import resolver
 from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, points_rubric
 
 TASK = {"question": "What is 12 * 12?", "answer": "144"}
@@ -73,9 +73,7 @@ outcome["all criteria in one call"] = (
     Rubric("both", criteria, judging="together", resolver=resolver(lm)).score(TASK, answer).value
 )
 
-better = Rubric(
-    "better", [Criterion(name="better", judge=JudgeSpec(use="pairs"))], resolver=resolver(lm, lambda _: PairwiseJudge())
-)
+better = Rubric("better", [Criterion(name="better", judge=JudgeSpec(use="better_answer"))], resolver=resolver(lm))
 outcome["a group, in pairs"] = [result.value for result in better.score_group(TASK, [answer, "I do not know.", "143"])]
 
 if arguments.json:

@@ -33,6 +33,7 @@ from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.code import checks as tested
 from assay.rubrics.loading import SHIPPED as RUBRICS
+from assay.rubrics.loading import SHIPPED_JUDGES
 from assay.shipped.programs.experiment import checks as experiment_checks
 from assay.shipped.programs.nim import checks as nim_checks
 from assay.shipped.programs.text_to_sql import checks as sql_checks
@@ -200,7 +201,7 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
 @pytest.mark.slow
 def test_the_reference_has_every_shipped_name_and_spec() -> None:
     page = _reference_pages()["reference/shipped.md"]
-    names = [*PROGRAMS, *RUBRICS, *RULES, *CATEGORIES]
+    names = [*PROGRAMS, *RUBRICS, *SHIPPED_JUDGES, *RULES, *CATEGORIES]
     names += [criterion.name for rubric in RUBRICS for criterion in load_rubric(rubric).criteria]
     assert [name for name in names if f"`{name}`" not in page] == []
     with pytest.raises(DataError) as kinds:

@@ -334,10 +334,26 @@ def test_shipped_programs_import_only_their_own_folder_and_the_library() -> None
 def test_every_shipped_name_has_its_files() -> None:
     from assay.programs.loading import SHIPPED as programs
     from assay.rubrics.loading import SHIPPED as rubrics
+    from assay.rubrics.loading import SHIPPED_JUDGES as judges
 
     assert sorted(programs) == sorted(path.parent.name for path in (CONTENT / "programs").glob("*/program.py"))
     assert sorted(programs) == sorted(path.parent.name for path in (CONTENT / "programs").glob("*/README.md"))
     assert sorted(rubrics) == sorted(path.stem for path in (CONTENT / "rubrics").glob("*.yaml"))
+    assert sorted(judges) == sorted(path.stem for path in (CONTENT / "judges").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", sorted((CONTENT / "judges").glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_shipped_judge_is_found_by_its_name_and_has_a_card(file: Path, tmp_path: Path) -> None:
+    from assay.judges.loading import load_judge
+    from assay.rubrics.loading import load_rubric
+
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text(f"name: mine\ncriteria: [{{name: one, judge: {{use: {file.stem}}}}}]\n")
+    (criterion,) = load_rubric(rubric).criteria
+    assert criterion.judge is not None
+    assert load_judge(file.stem).spec == load_judge(file).spec == load_judge(criterion.judge.use).spec
+    assert criterion.describe()["judge"]["use"] == file.stem  # no path: it is a part of the rubric's version
+    assert f"## `{file.stem}`" in (CONTENT / "judges" / "README.md").read_text()
 
 
 # Torch and safetensors have no class of their own for these; the words only choose which advice is added to the error.

@@ -63,6 +63,12 @@ def test_the_criteria_of_a_shipped_rubric_are_unchanged(name: str, contract: Con
     contract.check("schemas", f"rubric {name}", {item.name: [item.scope, item.weight] for item in criteria})
 
 
+@pytest.mark.parametrize("name", ["better_answer", "reports_problem", "right_label", "sentiment"])
+def test_the_scale_of_a_shipped_judge_and_what_it_sees_are_unchanged(name: str, contract: Contract) -> None:
+    judge = assay.load_judge(name)
+    contract.check("schemas", f"judge {name}", {"scale": list(judge.labels), "shows": list(judge.shows)})
+
+
 @pytest.mark.parametrize(
     "text",
     [

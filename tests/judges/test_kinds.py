@@ -22,7 +22,7 @@ from assay.judges import (
     Rating,
     reliability_weights,
 )
-from assay.rubrics import JudgeSpec, NoGrade
+from assay.rubrics import JudgeSpec, NoGrade, load_rubric
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 
@@ -245,6 +245,27 @@ def test_a_criterion_may_be_a_judge(tmp_path: Path) -> None:
     assert [load_judge(f"{tmp_path}/r.yaml:{name}").spec.text for name in ("clear", "kind")] == ["Clear?", "Kind?"]
     with pytest.raises(RubricError, match="judge criteria: clear, kind"):
         load_judge(f"{tmp_path}/r.yaml:other")
+
+
+def test_a_compiled_judge_next_to_a_rubric_goes_before_the_shipped_one_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: mood, judge: {use: sentiment}}\n")
+
+    def used() -> str:
+        (criterion,) = load_rubric(tmp_path / "r.yaml").criteria
+        assert criterion.judge is not None
+        return criterion.judge.use
+
+    assert load_judge(used()).labels == load_judge("sentiment").labels == ("negative", "neutral", "positive")
+    (tmp_path / "sentiment").mkdir()
+    assert used() != str(tmp_path / "sentiment")  # another folder, such as one of data
+    (tmp_path / "sentiment" / "manifest.json").write_text("{}")
+    assert used() == str(tmp_path / "sentiment")
+
+
+@pytest.mark.parametrize("name", ["sentimnt", "some/folder/sentimnt"])
+def test_an_unknown_judge_is_refused_with_the_shipped_ones(name: str) -> None:
+    with pytest.raises(RubricError, match=r"better_answer, reports_problem, .*Did you mean 'sentiment'"):
+        load_judge(name)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class Label(Trusting, InStore):
     """
 
     judge: Annotated[Any, Flag(key=False)] = field(kw_only=False)
-    """Judge: a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence."""
+    """Judge: a shipped name, a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence."""
     rater: str | None = None
     """Name of the rater; by default your user name."""
     run_id: Annotated[str | None, Flag(name="--run", key=False)] = None
@@ -329,10 +329,16 @@ class ShowCard(Settings):
     """Folder written by assay judge compile."""
 
     def run(self) -> CardReport:
+        from assay.rubrics.loading import shipped_judge
         from assay.sources.artifact_files import read_json, read_manifest
 
         path = Path(self.judge) / "card.json"
         if not path.is_file():
+            if shipped_judge(str(self.judge)):
+                raise NoArtifact(
+                    f"{self.judge} is a shipped judge, with its cards in judges/README.md of the repository. For the "
+                    f"card of your model and labels: assay judge compile {self.judge} --labels D"
+                )
             raise NoArtifact(
                 f"{self.judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
                 "before it was measured"

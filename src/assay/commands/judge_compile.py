@@ -195,8 +195,8 @@ class CompileJudge(
     kind: ClassVar[str] = "judge compile"
 
     judge: JudgeSource = field(kw_only=False)
-    """Judge: a YAML file, an artifact's folder, file.py:NAME, or one sentence that says what to judge. In Python also
-    a judge."""
+    """Judge: a shipped name, a YAML file, an artifact's folder, file.py:NAME, or one sentence that says what to judge.
+    In Python also a judge."""
     labels: Annotated[Any, Flag(metavar="D", path=True), Parse(_labels)]
     """Human labels: a .jsonl, .json, .csv or .parquet file, hf:…, or 'store'."""
     model: str | None = None

@@ -49,7 +49,8 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
     lists: ClassVar[bool] = False  # a listwise judge is taken as one of pairs
 
     judge: JudgeSource = field(kw_only=False)
-    """Judge: a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence. In Python also a judge."""
+    """Judge: a shipped name, a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence. In Python
+    also a judge."""
     model: str | None = None
     """Language model of the judge; by default that of a compiled judge, otherwise embedded/smollm2-135m."""
     thinking: Budget = None

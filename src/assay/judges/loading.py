@@ -16,12 +16,12 @@ from assay.judges.reading import MIN_MASS
 from assay.models.roles import address_in, is_loopback
 from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
-from assay.rubrics.loading import JudgeFile, import_check, load_rubric
+from assay.rubrics.loading import SHIPPED_JUDGES, JudgeFile, import_check, load_rubric, shipped_judge
 from assay.sources import trust
 from assay.sources.artifact_code import around
 from assay.support.names import nearest
 from assay.support.yaml_files import read_text
-from assay.support.yaml_models import StrictModel, parse_yaml
+from assay.support.yaml_models import StrictModel, did_you_mean, parse_yaml
 
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]
@@ -75,14 +75,14 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Unpack[J
     """Loads a judge that is not compiled.
 
     Args:
-        source: a `.yaml` file, a rubric's criterion as `rubric.yaml:NAME`, a judge or judge class as `file.py:NAME` or
-            `package.module:NAME`, or a question.
+        source: one of `SHIPPED_JUDGES`, a `.yaml` file, a rubric's criterion as `rubric.yaml:NAME`, a judge or judge
+            class as `file.py:NAME` or `package.module:NAME`, or a question.
         find: loads the members of a jury or cascade by path; by default this function.
         spec: fields of a `JudgeSpec` (`scale`, `kind`, `anchors`) for a question.
     Raises:
         RubricError: the file is invalid (with its line), the source is not a judge, or `spec` is given for a file.
     """
-    text = str(source)
+    text = str(shipped_judge(str(source)) or source)
     path = Path(text)
     if unknown := sorted(spec.keys() - JudgeFields.__annotations__):
         hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], _KEYWORDS)) else ""
@@ -103,9 +103,10 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Unpack[J
         return judge
     if " " not in text.strip():
         hint = " (there is no such file or folder)" if "/" in text and not Path(text).exists() else ""
+        near = nearest(path.name, SHIPPED_JUDGES)
         raise RubricError(
-            f"unknown judge {text!r}{hint}: pass a .yaml file, file.py:NAME, package.module:NAME, an artifact folder "
-            "or a question"
+            f"unknown judge {text!r}{hint}: pass one of {', '.join(SHIPPED_JUDGES)}, a .yaml file, file.py:NAME, "
+            f"package.module:NAME, an artifact folder or a question.{did_you_mean(near)}"
         )
     return PointwiseJudge(JudgeSpec(text=text, **spec))
 

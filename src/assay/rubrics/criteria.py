@@ -15,6 +15,7 @@ from assay.datasets import Task
 from assay.errors import FailureKind, RubricError
 from assay.rubrics.calling import MetricCheck, as_check, definition_of, named_keywords, unfit_arguments
 from assay.support.names import one_of
+from assay.support.package import CONTENT
 from assay.traces.records import Verdict
 
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
@@ -338,6 +339,9 @@ class Criterion:
         entry: dict[str, Any] = {"name": self.name, "weight": self.weight, "scope": self.scope}
         if self.judge is not None:
             entry["judge"] = {**self.judge.to_dict(), "used": _content_hash(self.judge.use)}
+            place = Path(self.judge.use)
+            if place.parent == CONTENT / "judges":  # the same version wherever assay is installed
+                entry["judge"]["use"] = place.stem
         else:
             entry |= {"check": self.source or _name_of(self.check), "with": dict(self.arguments)}
             entry["code"] = _code_hash(self.check)

@@ -24,6 +24,7 @@ from assay.rubrics.code import checks as code_checks
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec, no_such_condition
 from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import STEP_CAP, Rubric
+from assay.sources.artifact_files import is_artifact
 from assay.sources.modules import attribute_of, qualified_name
 from assay.sources.naming import why_not_imported
 from assay.support.names import nearest
@@ -77,7 +78,7 @@ class JudgeFile(StrictModel):
     """What the judge sees: `task_input`, `output`, `expected`, or fields of them as `input.NAME`, `output.NAME`,
     `expected.NAME`; by default `task_input` and `output`. Columns of labels have the same names."""
     use: str = ""
-    """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
+    """A compiled judge (artifact), a judge's file, relative to this file, or a shipped judge, in place of `text`."""
 
     def spec(self) -> JudgeSpec:
         fields = {name: getattr(self, name) for name in JudgeFile.model_fields}
@@ -267,6 +268,7 @@ SHIPPED = (
     "text_to_sql",
     "tool_user",
 )
+SHIPPED_JUDGES = ("better_answer", "reports_problem", "right_label", "sentiment")
 _ENDINGS = (".yaml", ".yml", ".toml", ".json")  # of rubric files
 
 # what may be given as a rubric: a name or file, a rubric, a DSPy metric or check
@@ -532,7 +534,15 @@ def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
     if beside:
         raise RubricError(f"set {', '.join(beside)} either inside judge or next to its text, not both")
     spec = entry.judge.spec()
-    return replace(spec, use=str((folder or Path()) / spec.use)) if spec.use else spec
+    if not spec.use:
+        return spec
+    place = (folder or Path()) / spec.use
+    return replace(spec, use=str(place if is_artifact(place) else shipped_judge(spec.use) or place))
+
+
+def shipped_judge(name: str) -> Path | None:
+    """File of a shipped judge, such as `sentiment`; None for any other name."""
+    return CONTENT / "judges" / f"{name}.yaml" if name in SHIPPED_JUDGES else None
 
 
 def import_check(path: str, folder: Path | None = None) -> Check:

@@ -57,7 +57,7 @@ class _Carrier:
         return text
 
     def carried(self, name: str, folder: Path) -> str | None:
-        """The new name of something that a file names; None for installed code, a shipped check or a sentence."""
+        """The new name of something that a file names; None for installed code, what is shipped, or a sentence."""
         place = folder / name if not Path(name).is_absolute() else Path(name)
         if place.suffix.lower() in (".yaml", ".yml") and place.is_file():
             return self._once(place, lambda new: self._yaml(place, new), ".yaml")
