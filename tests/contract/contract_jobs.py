@@ -66,8 +66,9 @@ def traces(jobs: Project) -> Project:
 
 
 @pytest.fixture(scope="session")
-def deployments(jobs: Project) -> Project:
-    """A version registered, deployed in stages and rolled back, and a loop that waits for data."""
+def deployments(jobs: Project, traces: Project) -> Project:
+    """A version registered, deployed in stages and rolled back, and a loop that waits for data. After `traces`, whose
+    exports would have its rollouts otherwise."""
     jobs.write("plan.yaml", PLAN)
     jobs.write("loop.yaml", "rubric: r.yaml\nmethod: compile\npool: {min_points: 100000}\n")
     jobs.report("registry register", "support", "two")
@@ -133,8 +134,8 @@ def label(number: int, rater: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def small(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Commands that run no job."""
+def small(jobs: Project, server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Commands that run no job. After `jobs`, whose artifacts are trusted."""
     project = Project(tmp_path_factory.mktemp("small"), server.url)
     (project.folder / "docs").mkdir()
     project.write("docs/a.md", "# Parcels\n\nThe parcel is late.\n")
