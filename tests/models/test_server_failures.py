@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +12,7 @@ from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
 
 from assay.errors import FailureKind
 from assay.models import Call, Meter, get_lm, with_recording
+from assay.models.hosted import HostedBackend
 
 GOOD = {
     "id": "1", "object": "chat.completion", "model": "m", "created": 1,
@@ -73,6 +75,14 @@ def test_a_permanent_server_error_is_raised_by_its_class(server: str, status: in
     Handler.plan = [status]
     with pytest.raises(kind, match=f"planned {status}"):
         lm_for(server, [], Meter(), num_retries=0)("hi")
+
+
+def test_the_client_is_loaded_before_the_call_begins(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, calls, meter = list[float](), list[Call](), Meter()
+    monkeypatch.setattr(HostedBackend, "load", lambda self: begins.append(time.time()))
+    lm_for(server, calls, meter)("hi")
+    assert len(begins) == 1
+    assert calls[0].started_at >= begins[0]
 
 
 def test_a_server_that_hangs_ends_after_the_timeout(server: str) -> None:

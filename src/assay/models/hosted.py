@@ -191,6 +191,11 @@ class HostedBackend:
         fields(self.lm.kwargs, removed=keys)  # the key, and those in headers
         add_secrets(*keys)
 
+    def load(self) -> None:
+        """Import the clients: seconds, which belong to no call's latency."""
+        quiet_litellm()
+        _install()
+
     @property
     def supports_function_calling(self) -> bool:
         return bool(self.lm.supports_function_calling)

@@ -290,6 +290,8 @@ class RecordingEngine:
 
     def _send(self, request: lm15.Request, fields: dict[str, Any], key: str) -> lm15.Response:
         """An answer of the model, counted before the request is sent."""
+        if isinstance(self.backend, HostedBackend):
+            self.backend.load()
         reserved = (
             reservation_of(self.backend, self.model, fields, self.meter.longest_answer, self.price)
             if self.meter.reserves
