@@ -13,6 +13,7 @@ from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import SilentProgress
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
+from assay.optimizers.budget import ReportPlan
 from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 
@@ -216,6 +217,22 @@ def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> No
     write(tmp_path, 400)
     planned = plan_of(Compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(scripted_answer)))
     assert any("show a gain of" in line for line in planned.lines())
+
+
+def test_a_gate_that_hardly_shows_any_gain_is_a_warning() -> None:
+    lines = {gate: ReportPlan(gate=gate, test=30, pair=Usage()).detectable_gain for gate in (5, 6, 7, 8)}
+    assert {gate: line.startswith("warning: ") for gate, line in lines.items()} == {5: True, 6: True, 7: True, 8: False}
+    assert "Add tasks" in lines[7]
+    assert "caps" in ReportPlan(gate=7, test=30, pair=Usage(), capped=True).detectable_gain
+
+
+def test_a_size_that_the_data_does_not_fill_is_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(scripted_answer)}
+    lines = list(plan_of(Compile("mine.py:Mine", **options, sizes={"val": 8}, gate_size=300)).lines())
+    assert [line for line in lines if "its size" in line] == [
+        "warning: gate has 83 tasks, fewer than its size of 300: the data has no more for it"
+    ]
 
 
 @pytest.mark.slow

@@ -1,13 +1,18 @@
 """Of candidates with equal scores the one with fewer prompt tokens wins; a significant gain is never given up."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import dspy
 import pytest
 
 from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.optimizers import CompileConfig
 from assay.optimizers.prompts.candidates import Candidate, best_with_fewest_tokens
+from assay.optimizers.prompts.search import PromptSearch
 from assay.rubrics import ScoreResult
 
 
@@ -46,6 +51,23 @@ def test_significantly_better_candidate_is_never_dropped() -> None:
 def test_candidate_with_unknown_tokens_does_not_win_by_tokens() -> None:
     assert chosen([0.600, 0.605], [0, 1000], 0.01) == "c1"
     assert math.isinf(candidate("c", SCORES, 0).prompt_tokens)
+
+
+def test_a_note_says_why_the_winner_is_not_the_candidate_with_the_highest_score() -> None:
+    job: Any = SimpleNamespace(program=dspy.Predict("question -> answer"), val=[], lm=None)
+    search = PromptSearch(job, job, job, CompileConfig(token_margin=0.0), Path())
+    search.candidates[:] = [
+        candidate("baseline", [0.0] * 8, 100),
+        candidate("long", [1.0] * 8, 1300),
+        candidate("short", [0.99] + [1.0] * 7, 900),
+    ]
+    assert (search.best().name, search.notes) == ("long", [])
+    search.config = CompileConfig(token_margin=0.05)
+    assert search.best().name == "short"
+    assert search.notes == [
+        "the winner on val is short, not long: no significant difference in score, and 900 prompt tokens a task, "
+        "not 1,300"
+    ]
 
 
 def test_a_margin_out_of_range_is_refused() -> None:

@@ -47,6 +47,7 @@ _PROMPT, _ANSWER = 120, 40  # assumed tokens of a call: its prompt without the t
 _PASSES = 10  # over val, of a search without a cap
 _LEAST_RUNS = 2 * FEWEST  # of a search or a collection: a pair on as many tasks as an interval needs
 _ROUNDING = 1e-9  # of shares of a cap
+_HARDLY = 0.9  # gain in score that hardly any baseline leaves room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,15 +244,20 @@ class ReportPlan:
 
     @property
     def detectable_gain(self) -> str:
-        """A message that says which gain the gate can detect with its size."""
+        """A line that says which gain the gate can detect with its size: a warning if hardly any gain is that large."""
+        if self.short:
+            return f"warning: {self.short}"
         if self.gate < fewest_to_accept():
             return (
-                f"gate: {counted(self.gate, 'tasks')}, too few to show any gain: "
+                f"warning: gate: {counted(self.gate, 'tasks')}, too few to show any gain: "
                 f"at least {fewest_to_accept()} are needed"
             )
-        gain = detectable_difference(self.gate)
+        gain, tasks = detectable_difference(self.gate), counted(self.gate, "tasks")
+        if gain < _HARDLY:
+            return f"gate: up to {tasks}, which show a gain of {gain:.2f} or more with {POWER:.0%} power"
         return (
-            f"gate: up to {counted(self.gate, 'tasks')}, which show a gain of {gain:.2f} or more with {POWER:.0%} power"
+            f"warning: gate: {tasks}, too few for most gains: only a gain of {gain:.2f} or more in score is shown with "
+            f"{POWER:.0%} power. {'Raise the caps' if self.capped else _MORE_TASKS}"
         )
 
     @property
@@ -482,7 +488,7 @@ class ImprovePlan:
         ]
         gate, test = self._calls(2 * report.gate), self._calls(2 * report.test)
         lines = [f"steps: {'; '.join(parts)}. Up to {gate:,} calls for the gate of each, {test:,} for the sealed test"]
-        lines.append(f"warning: {report.short}" if report.short else report.detectable_gain)
+        lines.append(report.detectable_gain)
         fits = sum(row["share"] is not None for row in rows)
         if fits < len(rows):
             lines.append(

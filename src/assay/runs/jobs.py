@@ -280,6 +280,7 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
         *([] if unproven is None else [unproven]),
         *absent_sources(job.recorded.program, job.session.rubric, tasks),
         *job.rows.notes(),
+        *_unfilled(job),
         *(
             [
                 f"{job.config.program} learned from {counted(leaked, 'tasks')} that this store has in gate or test: "
@@ -300,6 +301,16 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
     ]
     for warning in job.warnings:
         progress.say(f"warning: {warning}")
+
+
+def _unfilled(job: Job) -> list[str]:
+    """Which splits are smaller than the sizes that the user set for them."""
+    available = job.splits.sizes()
+    return [
+        f"{name} has {counted(available[name], 'tasks')}, fewer than its size of {size}: the data has no more for it"
+        for name, size in job.config.sizes.items()
+        if size is not None and available[name] < size
+    ]
 
 
 def _models_of_state(state: str | Path | None) -> list[str]:

@@ -130,10 +130,10 @@ class CandidateSpec:
 
     @property
     def name(self) -> str:
-        text = "own demonstrations" if self.selection == EXISTING else f"{self.count} {self.selection} demonstrations"
+        count = "no new" if self.selection == EXISTING else f"{self.count} {self.selection}"
         drawn = f" (draw {self.draw})" if self.draw else ""
         parts = [
-            text + drawn,
+            f"{count} demonstrations{drawn}",
             self.prompt_format or "own format",
             *([f"instruction {self.instruction}"] if self.instruction else []),
             *([self.thinking] if self.thinking else []),

@@ -167,7 +167,7 @@ def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, 
     plan = plan_report(splits, session.meter, decisions, pair=pair, searching=True)
     plan.reserve(session.meter)
     if decisions.gate:
-        session.progress.say(f"warning: {plan.short}" if plan.short else plan.detectable_gain)
+        session.progress.say(plan.detectable_gain)
 
 
 def _gate_and_test(

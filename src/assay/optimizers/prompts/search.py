@@ -335,9 +335,10 @@ class AutoSearch:
         if self._on_round is not None:
             self._on_round()
         best, count = self.best(), sum(len(c.evaluation) for c in self.candidates)
-        score = "not scored" if math.isnan(best.evaluation.mean) else f"{best.mean:.2f}"
+        tasks = counted(len(best.evaluation), "tasks")
+        score = "not scored" if math.isnan(best.evaluation.mean) else f"score {best.mean:.2f}"
         self.session.progress.say(
-            f"after {count} runs of {len(self.candidates)} candidates: {best.name} {score} on {len(best.evaluation)}"
+            f"after {count} runs of {len(self.candidates)} candidates: {best.name}: {score} on {tasks}"
         )
 
     def _add_instructions(self, proposed: Sequence[dict[str, str]]) -> None:
@@ -397,7 +398,7 @@ class PromptSearch:
         self.splits, self.session, self.config, self.folder = splits, session, config, folder
         self.student = searched_program(student)
         self.candidates: list[Candidate] = [Candidate("baseline", student)]
-        self._chosen: Callable[[], Candidate] = self._highest
+        self._best: Callable[[float], Candidate] = self._highest  # takes the token margin
         self.explored: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.failed: str | None = None  # why the optimizer ended with an error
@@ -408,10 +409,19 @@ class PromptSearch:
         self._runs: dict[str, tuple[RecordedProgram, list[float]]] = {}
 
     def best(self) -> Candidate:
-        """The best candidate on val; the baseline on ties and if nothing was evaluated."""
-        return self._chosen()
+        """The best candidate on val; the baseline on ties and if nothing was evaluated.
 
-    def _highest(self) -> Candidate:
+        A note says why it is not the one with the highest score.
+        """
+        chosen, highest = self._best(self.config.token_margin), self._best(-1.0)
+        if chosen is not highest:
+            self.notes.append(
+                f"the winner on val is {chosen.name}, not {highest.name}: no significant difference in score, and "
+                f"{chosen.prompt_tokens:,.0f} prompt tokens a task, not {highest.prompt_tokens:,.0f}"
+            )
+        return chosen
+
+    def _highest(self, token_margin: float) -> Candidate:
         """The highest mean over the tasks that all evaluated candidates ran; the plain program on ties."""
         running = [c for c in self.candidates if len(c.evaluation)] or self.candidates[:1]
         common = set.intersection(*(set(c.evaluation.results) for c in running))
@@ -422,7 +432,7 @@ class PromptSearch:
             ]
             return sum(scores) / len(scores) if scores else -1.0
 
-        return best_with_fewest_tokens(running, [mean(c) for c in running], self.config.token_margin)
+        return best_with_fewest_tokens(running, [mean(c) for c in running], token_margin)
 
     def fit_thinking(self, winner: Candidate, margin: float) -> Candidate:
         """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens and is
@@ -604,7 +614,7 @@ class PromptSearch:
             pool = explored or pool
         space = SearchSpace(self.student, pool, prompt_formats, most=self.config.demos, seed=self.session.seed)
         auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.instruction_check, self._save)
-        self.candidates, self._chosen = auto.candidates, lambda: auto.best(token_margin=self.config.token_margin)
+        self.candidates, self._best = auto.candidates, lambda margin: auto.best(token_margin=margin)
         auto.run()
         self.notes.append(
             f"the search ended after {sum(len(c.evaluation) for c in self.candidates)} runs: {auto.stopped}"
