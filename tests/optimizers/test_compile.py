@@ -114,6 +114,23 @@ def test_unreachable_server_ends_the_compile_early_with_a_reason(tmp_path: Path,
     assert len(calls) <= 40
 
 
+def test_a_search_ends_soon_after_its_server_is_gone_and_continues_with_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.models.meter.GONE_S", 0.0)
+    asked, down = list[bool](), True
+
+    def dies(request: Any) -> Any:
+        asked.append(down)
+        return ConnectionRefusedError("nothing listens") if down and len(asked) > 20 else student_of_examples(request)
+
+    with pytest.raises(ModelError, match=r"is gone.*nothing listens.*continue with resume=True"):
+        compile_it("auto", tmp_path, dies)
+    assert len(asked) <= 20 + 16 + 2  # of 2 threads
+    down = False
+    assert compile_it("auto", tmp_path, dies, resume=True).replaces
+
+
 @pytest.mark.slow
 def test_server_failure_after_the_search_leaves_a_resumable_run(tmp_path: Path) -> None:
     tested = {task.inputs["question"] for task in load_splits(DATA).unseal()}

@@ -16,11 +16,11 @@ from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets import Task
 from assay.datasets.tasks import TaskIndex, own_containers, owners_of, task_key
-from assay.errors import AssayError, ConfigError, DataError, FailureKind
+from assay.errors import AssayError, ConfigError, DataError, FailureKind, ModelError
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, Thinking, sample_scope
-from assay.models.calls import failure_of_program, failure_of_run, is_agent_failure, stop_in
+from assay.models.calls import failure_of_program, failure_of_run, is_agent_failure, is_refused, stop_in
 from assay.models.hosted import error_reason
 from assay.models.limits import DEFAULT_S, OverTime, ToolOverTime, current_limit, limited, within_limit
 from assay.models.scope import looping_answers_as_text
@@ -325,6 +325,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             # From the program or its model client; `sys.exit()` is a failure of the program too.
             if (stop := stop_in(error)) is not None:
                 raise stop from error
+            if self.session.meter.server_gone and is_refused(error):
+                reason = f"the model's server is gone: {message(error_reason(error))}. {CONTINUES}"
+                raise ModelError(reason, flag="--resume") from error
             raised, failed = error, self._failure(error, inputs, rollout)
         rollout.status, rollout.error, rollout.failure = (
             ("failed" if failed.by_agent else "error"),

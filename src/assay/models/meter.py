@@ -100,6 +100,9 @@ class _Flight:
 
 NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without a known price stopped
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
+# Refused connections in a row, and seconds since the first of them, after which a server is taken as gone: one that is
+# restarted is waited for, by DSPy's retries.
+REFUSED, GONE_S = 16, 15.0
 _CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
 _nested: ContextVar[tuple[_Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
 
@@ -135,6 +138,8 @@ class Meter:
         # why no further call can be made; ends the run as a cap does
         self.obstacle: Callable[[], str | None] = lambda: None
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
+        self.ends_without_server = False  # whether a run ends once connections are refused for a while
+        self._refused, self._refused_since = 0, 0.0
 
     def __deepcopy__(self, memo: object) -> "Meter":
         return self
@@ -423,6 +428,19 @@ class Meter:
             self.longest_answer = max(self.longest_answer, completion_tokens or 0)
         if self.ledger is not None and sent.key:
             self.ledger.settled(sent)
+
+    def connected(self, answered: bool) -> None:
+        """Record whether a call was answered, or refused a connection."""
+        with self._lock:
+            if not answered and not self._refused:
+                self._refused_since = time.monotonic()
+            self._refused = 0 if answered else self._refused + 1
+
+    @property
+    def server_gone(self) -> bool:
+        """Whether all latest calls were refused a connection, so many and for so long that the run is to end."""
+        lasts = time.monotonic() - self._refused_since >= GONE_S
+        return self.ends_without_server and self._refused >= REFUSED and lasts
 
     def replayed(self, key: str) -> Sent | None:
         """Record an answer from the response cache; return the call of this rollout that it replays.

@@ -317,9 +317,13 @@ class RecordingEngine:
                 raise error
         except BaseException as failure:
             error = failure
-            if not waits_for_servers.get() and is_refused(failure):
-                raise ServerRefused(str(failure)) from failure
+            if is_refused(failure):
+                self.meter.connected(False)
+                if not waits_for_servers.get():
+                    raise ServerRefused(str(failure)) from failure
             raise
+        else:
+            self.meter.connected(True)
         finally:  # a failed call may have a cost too
             usage, ids = response.usage if response is not None else lm15.Usage(), _token_ids(response)
             latency_ms = (time.perf_counter() - clock) * 1000

@@ -93,12 +93,14 @@ def compile_prompts(
             most; None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.
     Raises:
         OptimizerError: the optimizer raised an error before any program was evaluated.
+        ModelError: the model's server is gone, or no val task could be scored.
         Cancelled: the user stopped the run; its state is kept for `--resume`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val", "gate"):
         session.register(getattr(splits, split), split)
     search = PromptSearch(student, splits, session, config, folder)
+    session.meter.ends_without_server = True
     _reserve_report(student, splits, session, decisions)
     settings = config.optimizer_settings or {}
     if (warning := too_few_calls(config.optimizer, settings, student, len(search.val), session)) is not None:
