@@ -117,7 +117,7 @@ def test_unreachable_server_ends_the_compile_early_with_a_reason(tmp_path: Path,
 def test_a_search_ends_soon_after_its_server_is_gone_and_continues_with_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.models.meter._GONE_S", 0.0)
+    monkeypatch.setattr("assay.models.meter.GONE_S", 0.0)
     asked, down = list[bool](), True
 
     def dies(request: Any) -> Any:

@@ -1,7 +1,11 @@
 """Of candidates with equal scores the one with fewer prompt tokens wins; a significant gain is never given up."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import dspy
 import pytest
 
 from assay.errors import ConfigError
@@ -50,14 +54,13 @@ def test_candidate_with_unknown_tokens_does_not_win_by_tokens() -> None:
 
 
 def test_a_note_says_why_the_winner_is_not_the_candidate_with_the_highest_score() -> None:
-    search = PromptSearch.__new__(PromptSearch)
-    search.candidates = [
+    job: Any = SimpleNamespace(program=dspy.Predict("question -> answer"), val=[], lm=None)
+    search = PromptSearch(job, job, job, CompileConfig(token_margin=0.0), Path())
+    search.candidates[:] = [
         candidate("baseline", [0.0] * 8, 100),
         candidate("long", [1.0] * 8, 1300),
         candidate("short", [0.99] + [1.0] * 7, 900),
     ]
-    search.notes, search._best = [], search._highest
-    search.config = CompileConfig(token_margin=0.0)
     assert (search.best().name, search.notes) == ("long", [])
     search.config = CompileConfig(token_margin=0.05)
     assert search.best().name == "short"

@@ -102,7 +102,7 @@ NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without 
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 # Refused connections in a row, and seconds since the first of them, after which a server is taken as gone: one that is
 # restarted is waited for, by DSPy's retries.
-_REFUSED, _GONE_S = 16, 15.0
+REFUSED, GONE_S = 16, 15.0
 _CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
 _nested: ContextVar[tuple[_Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
 
@@ -438,8 +438,8 @@ class Meter:
     @property
     def server_gone(self) -> bool:
         """Whether all latest calls were refused a connection, so many and for so long that the run is to end."""
-        lasts = time.monotonic() - self._refused_since >= _GONE_S
-        return self.ends_without_server and self._refused >= _REFUSED and lasts
+        lasts = time.monotonic() - self._refused_since >= GONE_S
+        return self.ends_without_server and self._refused >= REFUSED and lasts
 
     def replayed(self, key: str) -> Sent | None:
         """Record an answer from the response cache; return the call of this rollout that it replays.
