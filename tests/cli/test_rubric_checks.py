@@ -30,7 +30,5 @@ def test_every_listed_check_can_be_named_and_takes_the_listed_arguments() -> Non
 
 
 def test_a_shipped_check_in_the_wrong_module_is_found_by_its_name() -> None:
-    with pytest.raises(
-        RubricError, match=r"Did you mean 'assay\.rubrics\.steps:tool_executed', or just 'tool_executed'"
-    ):
+    with pytest.raises(RubricError, match=r"Did you mean 'assay\.rubrics\.steps:tool_executed', or"):
         import_check("assay.rubrics.checks:tool_executed")

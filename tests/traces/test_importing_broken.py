@@ -30,6 +30,7 @@ def test_broken_rows_are_skipped_and_the_others_are_read(tmp_path: Path) -> None
         json.dumps({"info": {}, "data": {}}) + "\n", request(nameless), request(span(1, trace=3)),
         request(span(1, chat("b"), trace=2)),
         '{"resourceSpans": {"a": 1}}\n', '{"resourceSpans": [{"scopeSpans": [{"spans": [3, {"traceId": 7}]}]}]}\n',
+        json.dumps({"traceId": "5b", "spanId": "1", "name": "chat"}) + "\n",
         '{"resourceSpans": [{"scopeSpans": [{"sp',
     )  # fmt: skip
     rollouts, skipped = read("otlp", path)
@@ -45,8 +46,9 @@ def test_broken_rows_are_skipped_and_the_others_are_read(tmp_path: Path) -> None
     assert reasons["8"] == "no LM call among its 1 spans"
     assert reasons["10"] == "no spans: its fields are 'resourceSpans'"
     assert reasons["11"] == "the span '' has no trace id"
-    assert reasons["12"].startswith("not JSON: ")
-    assert len(skipped) == 11
+    assert reasons["12"].endswith("a line is an OTLP request, an object with 'resourceSpans'")
+    assert reasons["13"].startswith("not JSON: ")
+    assert len(skipped) == 12
 
 
 def test_hostile_texts_are_read(tmp_path: Path) -> None:
