@@ -7,7 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
-from leaning_judge import compiled, labels_file, leaning
+from leaning_judge import SCALE, compiled, labels_file, leaning
 
 import assay
 from assay.commands.judge import forget_rater
@@ -149,8 +149,10 @@ def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
     assert not any(
         "correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in output
     )
+    scale = {"text": "What is the mood?", "scale": tuple(SCALE.split(",")), "kind": "nominal"}
+    nominal = PointwiseJudge(scale, shows=["output"])
     with pytest.raises(ConfigError, match="scale is nominal"):
-        compiled(tmp_path, scale_kind="nominal", negatives=4)
+        compiled(tmp_path, judge=nominal, negatives=4)
 
 
 @pytest.mark.slow

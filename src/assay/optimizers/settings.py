@@ -4,7 +4,7 @@ Light: the command line lists them before it loads anything.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from assay.errors import ConfigError
 from assay.support.names import nearest
-from assay.support.options import Count, Flag, Parse, Positive, Seed, Settings
+from assay.support.options import EXPERT, Count, Flag, Parse, Positive, Seed, Settings
 from assay.support.presets import apply_preset
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CompileConfig(Settings):
     """Minimum score at which a run counts as a success to learn from."""
     demos: Annotated[int, Ge(1), Le(64)] = _DEMOS
     """Maximum number of demonstrations per predictor; auto also tries fewer."""
-    token_margin: Annotated[float, Ge(0), Lt(1), Flag(job=False)] = 0.01
+    token_margin: Annotated[float, Ge(0), Lt(1), replace(EXPERT, job=False)] = 0.01
     """A candidate with fewer prompt tokens wins on val if its expected score is at most this much lower, unless the
     other candidate is significantly better."""
     max_search_calls: Annotated[Count | None, Flag(job=False)] = None
@@ -103,7 +103,7 @@ class Objectives(Settings):
 
     objectives: Annotated[Sequence[str], Flag(name="--objective", commas=True)] = ("score",)
     """Objectives, separated by commas: score, tokens, latency, cost. Several give a Pareto front."""
-    budget: Annotated[Mapping[str, float], Flag(metavar="NAME=VALUE")] = field(default_factory=dict)
+    budget: Annotated[Mapping[str, float], EXPERT] = field(default_factory=dict)
     """Number of steps, tokens or seconds at which the efficiency of a run is 0."""
 
     def check(self) -> None:
@@ -135,12 +135,12 @@ class SearchConfig(Objectives):
     """Number of completed trials, of all processes together; a pruned one counts."""
     sampler: Literal["tpe", "gp", "cmaes", "nsga2", "random", "grid"] = "tpe"
     """Sampler of Optuna; gp needs torch."""
-    pruner: Literal["auto", "wilcoxon", "hyperband", "none"] = "auto"
+    pruner: Annotated[Literal["auto", "wilcoxon", "hyperband", "none"], EXPERT] = "auto"
     """Pruner; auto is wilcoxon (task by task against the best trial) if there is one objective, otherwise none."""
-    prune_at: Annotated[float, Gt(0), Le(0.5)] = 0.1
+    prune_at: Annotated[float, Gt(0), Le(0.5), EXPERT] = 0.1
     """One-sided p-value against the best trial below which a trial is pruned. A higher one saves more runs and loses
     more good trials."""
-    block: Positive = 5
+    block: Annotated[Positive, EXPERT] = 5
     """Number of tasks between two pruning checks of a trial."""
     seed: Seed = 0
     """Seed of the random number generators."""
