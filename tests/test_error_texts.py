@@ -59,7 +59,6 @@ COMMANDS = [
     f"compile {JOB} --out file/x",
     f"tune {JOB} --also nosuch",
     f"tune {JOB} --method policy --workers 2",
-    f"tune {JOB} --episodes 3",
     f"tune {JOB} --range temperature=hot",
     f"tune {JOB} --range temperature=0:9",
     f"evaluate {JOB} --threads 0",
@@ -98,7 +97,6 @@ COMMANDS = [
     "train sft rows --name x --program math_qa",
     "train grpo --name mine --rubric math_qa --data arithmetic:size=80",
     f"train rloo {JOB} --name x --retention extract",
-    "export transitions --out e --by-outcome --advantage batch",
     "export transitions --out e --balance over --returns uniform --discount 0.5",
 ]
 PROJECT_FILES = [
@@ -215,7 +213,7 @@ CALLS = [
     "assay.export('sft', 'new', advantage='batch')",
     "assay.export('grpo', 'new', min_quality=0.5)",
     "assay.export('sft', 'new', privacy='off', privacy_key='k')",
-    "assay.export('sft', 'new', balance_temperature=0.3)",
+    "assay.export('sft', 'new', by=['outcome'])",
     "assay.export('sft', 'new', balance='down', most_copies=2)",
     "Label('Is it right?', scale='no,yes').waiting(None)",
     "Label('Is it right?', seed=-1).waiting(None)",

@@ -31,9 +31,7 @@ def test_a_custom_plan_is_simulated_and_its_goal_can_be_overridden(tmp_path: Pat
     assert (strict.promoted, strict.rules) == (0.0, {"inconclusive": 10})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("base", 1.2), ("runs", 0), ("interval", 0), ("effect", -2.0), ("task_spread", 0.2)]
-)
+@pytest.mark.parametrize(("name", "value"), [("base", 1.2), ("runs", 0), ("users", 1), ("effect", -2.0)])
 def test_values_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         simulate_plan(**{name: value})  # type: ignore[arg-type]

@@ -48,7 +48,6 @@ JOB = ["--rubric", "r", "--data", "d"]
         ([], {}),
         (["--max-calls", "3", "--model", "openai/m"], {"max_calls": 3, "model": "openai/m"}),
         (["--no-cache", "--no-preflight"], {"cache": False, "preflight": False}),
-        (["--no-early-stop"], {"early_stop": False}),
         (["--set", "temperature=0.1", "--set", "x=a"], {"parameters": {"temperature": 0.1, "x": "a"}}),
         (["--rename", "a=b"], {"rename": {"a": "b"}}),
         (
@@ -78,8 +77,6 @@ def test_flags_of_ranges_lists_and_numbers(monkeypatch: pytest.MonkeyPatch) -> N
         "max_steps=1:4",
         "--objective",
         "score, tokens",
-        "--budget",
-        "steps=3",
         "--also",
         "a",
         "--also",
@@ -88,7 +85,6 @@ def test_flags_of_ranges_lists_and_numbers(monkeypatch: pytest.MonkeyPatch) -> N
     expected = {
         "ranges": {"max_steps": (1.0, 4.0)},
         "objectives": ["score", "tokens"],
-        "budget": {"steps": 3.0},
         "also": ["a", "b"],
     }
     made = given(monkeypatch, TuneOrImpact, "tune", "p.py:P", *JOB, *flags)

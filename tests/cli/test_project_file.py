@@ -89,7 +89,7 @@ def test_the_project_file_fills_commands_and_roles(project: Path) -> None:
         "pass_at": 0.5,
     }
     assert (project_settings("train grpo")["steps"], project_settings("train ppo")["steps"]) == (5, 6)
-    assert project_settings("export sft") == {"seed": 3}
+    assert project_settings("export sft") == {}
     assert project_settings("runs list") == {"limit": 7}
     assert project_settings("traces list") == {"limit": 8}  # [defaults] program and seed are not its filters
     assert project_settings("traces close") == {"idle_minutes": 5}

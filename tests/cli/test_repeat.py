@@ -26,7 +26,7 @@ JOB = {"program": "my programs/p.py:P", "rubric": "r.yaml", "data": "arithmetic:
         Compile(**JOB),
         TuneOrImpact(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=["score", "tokens"], also=["a", "b"]),
         Compile(
-            **JOB, model="openai/m", early_stop=False, cache=False, preflight=False, val_size=4, test_size=5, seed=3,
+            **JOB, model="openai/m", cache=False, preflight=False, val_size=4, test_size=5, seed=3,
             parameters={"temperature": 0.5, "tool": "a b"}, optimizer="gepa",
             optimizer_settings={"max_metric_calls": 4}, rename={"a": "b"}, max_calls=0,
         ),
@@ -39,6 +39,10 @@ def test_a_command_line_makes_the_settings_that_it_was_made_of(settings: Any, mo
     monkeypatch.setattr(type(settings), "run", lambda self: made.append(self))
     CliRunner().invoke(group, words[1:-1])
     assert made[0].without_passwords == settings.without_passwords
+
+
+def test_a_setting_without_a_flag_has_no_command_line() -> None:
+    assert run_command("compile", Compile(**JOB, early_stop=False).without_passwords) is None
 
 
 def test_an_evaluation_has_the_settings_of_its_run() -> None:

@@ -28,7 +28,7 @@ name: judged
 criteria:
 - {name: kind, judge: {text: "Is it right?", shows: [input.question, output.answer]}}
 """
-LOOSE = ("--privacy", "patterns", "--min-transitions", "1", "--min-clean", "0", "--min-task-types", "1")
+LOOSE = ("--privacy", "patterns", "--min-clean", "0")
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def seeded(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Pr
 @pytest.fixture(scope="module")
 def rows(seeded: Project) -> dict[str, list[dict[str, Any]]]:
     """Rows of each export."""
-    loose = ["--run", "seeded", "--min-transitions", "1", "--min-clean", "0", "--min-task-types", "1"]
+    loose = ["--run", "seeded", "--min-clean", "0"]
     loose += ["--privacy", "patterns"]
     read = {}
     for name, more in KINDS.items():
@@ -174,9 +174,7 @@ def test_the_parquet_file_has_the_rows_of_the_json_lines(
 
 def test_python_exports_the_rows_of_the_command(seeded: Project, rows: dict[str, list[dict[str, Any]]]) -> None:
     with contextlib.chdir(seeded.folder):
-        report = assay.export(
-            "sft", "python", runs=["seeded"], min_transitions=1, min_clean=0.0, min_task_types=1, privacy="patterns"
-        )
+        report = assay.export("sft", "python", runs=["seeded"], min_clean=0.0, privacy="patterns")
     lines = (Path(report.path) / "data.jsonl").read_text().rstrip("\n").split("\n")
     assert [json.loads(line) for line in lines] == rows["sft"]
 

@@ -180,7 +180,6 @@ def test_wrong_usage_of_registry_commands_is_named(agent: Path) -> None:
         ("deploy rollback x", "there is no deployment 'x'"),
         ("registry register other nowhere", "is not an artifact"),
         ("deploy start support@2 --suite-data x.csv", "belong together"),
-        ("deploy start support@2 --metric latency:0.5", "Did you mean 'latency_s'"),
         ("registry suite support --data gone.csv --rubric math_qa", "no such file: gone.csv"),
         ("registry suite support --data arithmetic: --rubric gone.yaml", "no such file: gone.yaml"),
         ("registry suite support --data arithmetic: --rubric math", "Did you mean 'math_qa'"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
-from leaning_judge import compiled, labels_file, leaning
+from leaning_judge import SCALE, compiled, labels_file, leaning
 
 import assay
 from assay.commands.judge import forget_rater
@@ -18,6 +18,8 @@ from assay.models import Meter
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.judge_artifacts import price_per_call
 from assay.testing import scripted_lm
+
+MOOD = {"text": "What is the mood?", "scale": tuple(SCALE.split(","))}
 
 
 @pytest.mark.slow
@@ -72,7 +74,7 @@ def test_cap_keeps_the_best_result_and_resumes(tmp_path: Path) -> None:
     ("options", "error", "message"),
     [
         ({"scale": ["bad", "good"]}, DataError, "not on the judge's scale"),
-        ({"shows": ["picture"]}, ConfigError, "no item has 'picture'"),
+        ({"judge": PointwiseJudge(MOOD, shows=["picture"])}, ConfigError, "no item has 'picture'"),
         ({"judge": "helpful"}, Exception, "unknown judge 'helpful'"),
         ({"objective": "beauty"}, ConfigError, "objective: must be one of"),
         ({"optimizer": "bootstrp"}, ConfigError, "optimizer.* must be one of auto.*Did you mean 'bootstrap'"),
@@ -149,8 +151,9 @@ def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
     assert not any(
         "correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in output
     )
+    nominal = PointwiseJudge({**MOOD, "kind": "nominal"}, shows=["output"])
     with pytest.raises(ConfigError, match="scale is nominal"):
-        compiled(tmp_path, scale_kind="nominal", negatives=4)
+        compiled(tmp_path, judge=nominal, negatives=4)
 
 
 @pytest.mark.slow

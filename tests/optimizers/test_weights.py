@@ -199,7 +199,7 @@ def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) ->
 @pytest.mark.slow
 def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
-    options = ["--model", str(tiny_model), "--epochs", "24", "--lora-r", "4", "--max-length", "128", "--patience", "9"]
+    options = ["--model", str(tiny_model), "--epochs", "24", "--lora-r", "4", "--max-length", "128"]
     command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
     process = subprocess.run(
         [*command, "--name", "whole", "--json", "--report", "w.html"], capture_output=True, text=True, timeout=600
@@ -283,8 +283,6 @@ def test_two_processes_warm_up_like_one(tiny_model: Path, tmp_path: Path) -> Non
         "4",
         "--max-length",
         "128",
-        "--eval-fraction",
-        "0.2",
         "--json",
     ]
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]

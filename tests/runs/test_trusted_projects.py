@@ -38,7 +38,9 @@ def test_a_harmless_file_of_the_working_directory_needs_no_trust() -> None:
 @pytest.mark.parametrize("command", ["compile", "runs list", "traces list", "serve", "export sft"])
 def test_a_file_above_the_project_must_be_trusted(command: str, place: Path) -> None:
     file = place / "work" / "assay.toml"
-    file.write_text("[defaults]\nseed = 3\n[serve]\nport = 1\n[runs]\nlimit = 2\n[traces]\nlimit = 2\n")
+    file.write_text(
+        "[defaults]\nseed = 3\n[serve]\nport = 1\n[runs]\nlimit = 2\n[traces]\nlimit = 2\n[export]\ngated = true\n"
+    )
     with pytest.raises(UntrustedArtifact):
         project_settings(command)
     trust.add(trust.hash_of_file(file), file)

@@ -96,14 +96,6 @@ def test_advantages_do_not_depend_on_the_ids_of_rollouts(tmp_path: Path) -> None
     assert len(by_score[0]) == 7
 
 
-def test_good_and_bad_rollouts_can_be_separate_groups(store: Store) -> None:
-    for score, step in ((1.0, 0.2), (1.0, 0.0), (0.0, 0.2), (0.0, 0.0)):
-        add_rollout(store, turn(0, "a", "b", step_rewards={"s": step}), score=score)
-    rows, _ = exported(store, "transitions", by_outcome=True)
-    by_score = {(row["score"], row["reward"] > row["score"]): row["advantage"] for row in rows}
-    assert all((value > 0) == tidy for (_, tidy), value in by_score.items())
-
-
 def test_sealed_rollouts_and_their_inputs_are_never_exported(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="mine")
     add_rollout(store, turn(0, "a", "b"), task="sealed", split="test")

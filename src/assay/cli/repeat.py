@@ -98,7 +98,11 @@ def _arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
     for option in sorted(options, key=lambda option: (not option.positional, not option.required)):
         value = values.get(option.name)
         unset = DEFAULT_MODEL if option.name == "model" else option.default
-        if not option.flag.shown or option.name in fixed or value is None or value in (unset, [], {}):
+        if option.name in fixed or value is None or value in (unset, [], {}):
+            continue
+        if not option.flag.shown:
+            if option.flag.stored and option.name != "salt":  # that of the store
+                raise NotRepeatable(option.name)
             continue
         flag, kind = () if option.positional else (option.flag_name,), get_origin(option.type)
         if option.type is bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from assay.commands.groups import InExistingStore, Reported, Trusting
-from assay.deployment.settings import Suite, SuiteResult, Traffic
+from assay.deployment.settings import Suite, SuiteResult, Traffic, TrafficFields
 from assay.errors import ConfigError, DataError, DeploymentError
 from assay.runs.scoring_settings import ScoringSettings, StoredJudge
 from assay.support.numbers import counted, figure, signed
@@ -54,7 +54,7 @@ class Planned(Settings):
         return replace(plan, metrics=tuple(metrics))
 
 
-class Simulate(Traffic, Planned, Reported):
+class Simulate(TrafficFields, Planned, Reported):
     """Run a plan on simulated traffic with known truth, and count how often it promotes and rolls back.
 
     Decisions and assignment are those of production. Plan a deployment with it: --effect 0 shows the false promotions
@@ -70,23 +70,16 @@ class Simulate(Traffic, Planned, Reported):
     seed: Seed = 0
     """Seed of the first simulated deployment; the others use the following seeds."""
 
-    interval: Positive = 50
-    """Requests between two evaluations."""
-
     def run(self) -> SimulationReport:
         from assay.deployment.simulation import simulate
 
+        traffic = Traffic(base=self.base, effect=self.effect, users=self.users)
         with self.reporter.bar("simulated deployments", self.runs) as advance:
-            return simulate(
-                self.read_plan(), self, runs=self.runs, seed=self.seed, interval=self.interval, on_run=advance
-            )
+            return simulate(self.read_plan(), traffic, runs=self.runs, seed=self.seed, on_run=advance)
 
 
 class StartOptions(Planned):
     """Checks."""
-
-    metrics: Annotated[Sequence[str], Flag(name="--metric", metavar="NAME:LOSS")] = ()
-    """Additional guard metric and its tolerated relative loss; repeatable."""
 
     suite_data: Annotated[str | None, Flag(metavar="D", path=True)] = None
     """Tasks of the validation suite that the candidate must pass; by default the suite of the agent."""
@@ -99,9 +92,6 @@ class StartOptions(Planned):
 
     suite_pass_rate: Share = 0.0
     """Share of the suite's tasks that a candidate must pass."""
-
-    suite_pass_at: Share = 0.5
-    """Minimum score with which a task of the suite counts as passed."""
 
     replay: Annotated[Count, Le(10_000)] = 3
     """Recorded rollouts of the champion that the candidate runs before the start, to compare its outputs with the
@@ -116,7 +106,7 @@ class StartOptions(Planned):
     def check(self) -> None:
         if (self.suite_data is None) != (self.suite_rubric is None):
             raise ConfigError("`suite_data` and `suite_rubric` belong together")
-        if self.suite_data is None and (changed := self.changed(*(f"suite_{name}" for name in _THRESHOLDS))):
+        if self.suite_data is None and (changed := self.changed("suite_threshold", "suite_pass_rate")):
             raise ConfigError("would have no effect without `suite_data`", field=changed[0])
         if self.replay_rubric is not None and not self.replay:
             raise ConfigError("would have no effect with `replay` 0", field="replay_rubric")
@@ -126,11 +116,10 @@ class StartOptions(Planned):
         """The suite that is named here."""
         if self.suite_data is None or self.suite_rubric is None:
             return None
-        thresholds = {name: getattr(self, f"suite_{name}") for name in _THRESHOLDS}
-        return Suite(data=self.suite_data, rubric=self.suite_rubric, **thresholds)
-
-
-_THRESHOLDS = ("threshold", "pass_rate", "pass_at")
+        return Suite(
+            data=self.suite_data, rubric=self.suite_rubric, threshold=self.suite_threshold,
+            pass_rate=self.suite_pass_rate,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -217,13 +206,9 @@ class Start(StartOptions, InExistingStore, Trusting, Reported):
 
     def run(self) -> StartReport:
         from assay.deployment.deployments import Deployments
-        from assay.deployment.plan import metric_of
 
         plan = self.read_plan()
-        plan = replace(
-            plan, metrics=(*plan.metrics, *map(metric_of, self.metrics)),
-            watch=tuple(map(_with_absolute_paths, plan.watch)),
-        )  # fmt: skip
+        plan = replace(plan, watch=tuple(map(_with_absolute_paths, plan.watch)))
         with self.opened() as store:
             deployments = Deployments(store.engine)
             report = self._checked(deployments, plan, store)

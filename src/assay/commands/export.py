@@ -9,7 +9,7 @@ from annotated_types import Ge
 
 from assay.commands.groups import InExistingStore, Reported, Trusting
 from assay.errors import ConfigError
-from assay.support.options import Flag, OneOf, Positive, Seed, Settings, Share, function_of, options_of
+from assay.support.options import Flag, OneOf, Positive, Settings, function_of, options_of
 from assay.traces.export.settings import (
     METHODS,
     Balance,
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 else:
     ExportReport = Any  # so that the types can be read without the heavy packages
 
-_OF_BALANCE = {
-    "by": ("down", "over", "temperature"),
-    "balance_temperature": ("temperature",),
-    "most_copies": ("over",),
-}
+_OF_BALANCE = {"by": ("down", "over", "temperature"), "most_copies": ("over",)}
 
 
 class Selecting(Selected):
@@ -67,12 +63,8 @@ class Balancing(Settings):
     """How rollouts are balanced over the groups of `by`. In Python also an object in place of these settings."""
     by: Annotated[Sequence[str], Flag(metavar="A,B", commas=True)] = ("task_type",)
     """Fields to balance by: task_type, difficulty, outcome."""
-    balance_temperature: Share = 0.5
-    """Exponent for `balance` temperature: 1 keeps the shares, 0 makes them equal."""
     most_copies: Positive = 3
     """Maximum number of copies of a rollout, for `balance` over."""
-    seed: Seed = 0
-    """Seed of the random number generators."""
 
     def check(self) -> None:
         for name, methods in _OF_BALANCE.items():
@@ -88,10 +80,7 @@ class Balancing(Settings):
         if not isinstance(self.balance, str):
             given: Balance = _given(self, Balancing, "balance", Balance)
             return given
-        return Balance(
-            method=self.balance, by=tuple(self.by), temperature=self.balance_temperature,
-            most_copies=self.most_copies, seed=self.seed,
-        )  # fmt: skip
+        return Balance(method=self.balance, by=tuple(self.by), most_copies=self.most_copies)
 
 
 def _given(settings: Settings, group: Any, name: str, kind: type[Any]) -> Any:
@@ -188,8 +177,6 @@ class ExportTransitions(OutOfStore, Credited):
     advantage: Literal["group", "batch", "none"] = "group"
     """Baseline of the returns: the mean of the group, or of the whole export (batch). With none, every advantage is
     0."""
-    by_outcome: bool = False
-    """Compute advantages separately for good and other rollouts of a group."""
 
     def run(self) -> "ExportReport":
         return self.exported("transitions")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Reported, Trusting
 from assay.commands.judging import (
@@ -215,10 +215,6 @@ class CompileJudge(
     (no limit). It is stored with the compiled judge. A model that cannot keep it is refused."""
     scale: Annotated[Sequence[str], Flag(commas=True)] = ()
     """Labels of the scale from worst to best, separated by commas, for a judge given as a sentence: no,partly,yes."""
-    scale_kind: Annotated[Literal["ordinal", "nominal", "numeric"] | None, Flag(name="--kind")] = None
-    """Kind of the scale, for a judge given as a sentence; ordinal by default."""
-    shows: Annotated[Sequence[str], Flag(commas=True)] = ()
-    """Columns that the judge sees, separated by commas; by default task_input,output."""
     negatives: Count = 0
     """Number of attacks on train items to add to the training set, with the worst label."""
     max_search_calls: Annotated[Count | None, Flag(job=False)] = None
@@ -254,7 +250,7 @@ class CompileJudge(
         parents = compiled_parts(self.judge) if isinstance(self.judge, str) else []
         config = replace(config, salt=self._salt(parents))
         items = rated_items(config.labels, built, self.store, self.rename)
-        if isinstance(self.judge, str) and not self.shows:
+        if isinstance(self.judge, str):
             built = _without_absent_fields(built, items)
         need_fields(built, items)
         of_parents = {key: split for parent in parents for split, keys in items_of(parent).items() for key in keys}
@@ -294,15 +290,13 @@ class CompileJudge(
             spec = JudgeFields()
             if self.scale:
                 spec["scale"] = tuple(self.scale)
-            if self.scale_kind:
-                spec["kind"] = self.scale_kind
             built = load_judge(self.judge, own_model=False, **spec)
         if not isinstance(built, Judge):
             raise ConfigError(
                 "a listwise judge cannot be compiled, as labels are of single outputs or pairs; compile the judge of "
                 "pairs"
             )
-        return _with_fields(built, self.shows) if self.shows and isinstance(self.judge, str) else built
+        return built
 
     def _salt(self, parents: Sequence[str]) -> str:
         """The salt of the splits: that of the parents, if there are any.
@@ -475,25 +469,10 @@ def _thin(splits: "LabelSplits") -> list[str]:
     return warnings
 
 
-def _with_fields(judge: "Judge", fields: Sequence[str]) -> "Judge":
-    """A copy of the judge that is shown other fields. A jury or cascade has no own fields: its members do."""
-    from assay.judges import PointwiseJudge
-    from assay.judges.base import rebuilt
-
-    if not isinstance(judge, PointwiseJudge):
-        raise ConfigError(
-            f"must be set in the files of this {type(judge).__name__.lower()}'s members: it has no question of its own",
-            field="shows",
-        )
-    seeing = rebuilt(type(judge), {**judge.config, "shows": list(fields)})
-    for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
-        new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
-    return seeing
-
-
 def _without_absent_fields(judge: "Judge", items: "Sequence[Item]") -> "Judge":
     """The judge without inputs that no item has: labels of outputs alone need no input."""
     from assay.judges import Cascade, Jury, PointwiseJudge
+    from assay.judges.base import rebuilt
     from assay.judges.questions import is_needed
 
     if isinstance(judge, Jury):
@@ -513,7 +492,10 @@ def _without_absent_fields(judge: "Judge", items: "Sequence[Item]") -> "Judge":
     present = [name for name in judge.shows if is_needed(name) or any(name in item.fields for item in items)]
     if tuple(present) == judge.shows or not present or not isinstance(judge, PointwiseJudge):
         return judge
-    return _with_fields(judge, present)
+    seeing = rebuilt(type(judge), {**judge.config, "shows": present})
+    for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
+        new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
+    return seeing
 
 
 compile_judge = function_of(CompileJudge, "compile_judge")

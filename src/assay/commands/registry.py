@@ -43,9 +43,6 @@ class Register(OfAgent):
     parent: Annotated[str | None, Flag(metavar="VERSION", key=False)] = None
     """Version that the new one was made from, such as support@1."""
 
-    alias: Annotated[str | None, Flag(key=False)] = None
-    """Alias to set to the new version."""
-
     tenant: Annotated[str | None, Flag(key=False)] = None
     """Tenant that the version belongs to."""
 
@@ -58,8 +55,6 @@ class Register(OfAgent):
             version = registry.register(self.agent, self.artifact, parent=self.parent, tenant=self.tenant)
             if registry.alias(self.agent, "champion") is None:
                 registry.set_alias(version.name, "champion", why="first version")
-            if self.alias is not None:
-                registry.set_alias(version.name, self.alias, why="registered so")
             return version
 
 
@@ -328,7 +323,7 @@ class Route(OfAgent, InExistingStore, PreferenceFields, Reasoned):
     def check(self) -> None:
         if self.remove and self.versions:
             raise ConfigError("`versions` and `remove` exclude each other")
-        if not self.versions and (unused := self.changed("floor", "cost_weight", "window_days")):
+        if not self.versions and (unused := self.changed("floor", "cost_weight")):
             raise ConfigError("would have no effect without `versions`", field=unused[0])
 
     def run(self) -> RoutingReport:
@@ -337,9 +332,7 @@ class Route(OfAgent, InExistingStore, PreferenceFields, Reasoned):
 
         preference = None
         if self.versions:
-            preference = Preference(
-                versions=self.versions, floor=self.floor, cost_weight=self.cost_weight, window_days=self.window_days
-            )
+            preference = Preference(versions=self.versions, floor=self.floor, cost_weight=self.cost_weight)
         with self.opened() as store:
             if preference is not None or self.remove:
                 set_preference(store.engine, self.agent, preference, why=self.reason)

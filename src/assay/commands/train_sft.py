@@ -45,6 +45,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
     """
 
     OUTPUT: ClassVar[Any] = TrainingOutput
+    executor: ClassVar[str] = "threads"  # type: ignore[misc]
 
     export: Annotated[str | Path, Flag(key=False)] = field(kw_only=False)
     """Folder of `assay export sft`, or JSON lines with prompt and completion."""
@@ -120,7 +121,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
 _NAMES = ("export", "program", "rubric", "data")
 _OF_PROGRAM = (
     *("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "thinking", "prompt_format"),
-    *("replace_lms", "parameters", "executor", "task_timeout", "cache", "rename", "salt", "test_size"),
+    *("replace_lms", "parameters", "task_timeout", "cache", "rename", "salt", "test_size"),
 )
 
 

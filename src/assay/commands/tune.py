@@ -20,7 +20,7 @@ from assay.optimizers.search_settings import SearchConfig
 from assay.runs.groups import DecidedJob, ParameterJob, StagedJob
 from assay.runs.job_report import JobReport
 from assay.support.names import one_of
-from assay.support.options import Count, Flag, Positive, function_of, options_of
+from assay.support.options import EXPERT, Count, Flag, Positive, function_of, options_of
 from assay.support.presets import apply_preset
 from assay.support.report import OBJECT, Table, Words
 
@@ -283,11 +283,11 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
     method: Annotated[str, Flag(path=True)] = "optuna"
     """Method. optuna: search by trials; policy: reinforcement learning of a network that adjusts the parameters; or a
     .toml file of settings such as optimizers/tune.toml."""
-    episodes: Positive = 10
+    episodes: Annotated[Positive, EXPERT] = 10
     """Number of episodes, for `method` policy."""
-    tasks_per_episode: Positive | None = None
+    tasks_per_episode: Annotated[Positive | None, EXPERT] = None
     """Number of train tasks per episode, for `method` policy; by default all."""
-    learning_rate: Annotated[float, Gt(0)] = 0.01
+    learning_rate: Annotated[float, Gt(0), EXPERT] = 0.01
     """Learning rate, for `method` policy."""
     max_search_calls: Annotated[Count | None, Flag(job=False)] = None
     """Maximum number of LM calls of the search; by default no limit."""

@@ -484,21 +484,6 @@ def is_amount(name: str) -> bool:
     return name in AMOUNTS
 
 
-def metric_of(text: str) -> Metric:
-    """A metric from `NAME` or `NAME:LOSS`, as flags have it: `latency_s:0.5`."""
-    name, colon, loss = text.rpartition(":")
-    if not colon or not _is_number(loss):
-        return Metric(name=text)
-    return Metric(name=name, failure_loss=float(loss))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def default_plan(*, gain: float = 0.1) -> Plan:
     """Shadow, 10 %, 50 % and everything but a holdback of 5 %, decided by the score."""
     return Plan(metrics=(Metric(success_gain=gain),))

@@ -65,12 +65,14 @@ class PreferenceFields(Settings):
     cost_weight: Annotated[float, Ge(0), Flag(key=False)] = 0.0
     """Score that one dollar of a rollout's cost is worth; 0 ignores the cost."""
 
-    window_days: Annotated[float, Gt(0), Flag(key=False)] = 30.0
-    """Number of most recent days whose rollouts count."""
-
 
 class Preference(PreferenceFields):
-    """Between which versions of an agent is chosen, and how. The versions are stored sorted, each once."""
+    """Between which versions of an agent is chosen, and how. The versions are stored sorted, each once.
+
+    Rollouts of the last `window_days` count.
+    """
+
+    window_days: Annotated[float, Gt(0)] = 30.0
 
     def check(self) -> None:
         object.__setattr__(self, "versions", tuple(sorted(set(self.versions))))
@@ -83,11 +85,8 @@ class Preference(PreferenceFields):
 # -- Traffic with known truth, for simulated deployments.
 
 
-class Traffic(Settings):
-    """Traffic.
-
-    Simulated, with known truth: one request a second; a rollout scores 0 or 1.
-    """
+class TrafficFields(Settings):
+    """Traffic."""
 
     base: Share = 0.7
     """Success rate of the champion."""
@@ -95,45 +94,41 @@ class Traffic(Settings):
     effect: Annotated[float, Ge(-1)] = 0.0
     """Effect of the candidate, relative to the base rate: -0.25 with base 0.7 is 0.525."""
 
-    drift: Annotated[float, Ge(-1), Le(1)] = 0.0
-    """Change of the base rate over 5,000 requests, for both arms."""
-
-    novelty: Annotated[float, Ge(-1)] = 0.0
-    """Gain of the candidate that fades with a half-life of 300 requests, relative to the base rate."""
-
-    delay_s: Annotated[float, Ge(0)] = 0.0
-    """Seconds after which a reward of 0 arrives; a reward of 1 takes three times as long."""
-
-    missing: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of rollouts without a reward."""
-
-    unscored_failures: Share = 0.0
-    """Share of the champion's failures without a reward, besides."""
-
-    candidate_unscored_failures: Share = 0.0
-    """Share of the candidate's failures without a reward, besides."""
-
-    task_types: Annotated[int, Ge(1), Le(20)] = 3
-    """Number of simulated task types; their base rates are spread evenly over 0.15 below to 0.15 above the base."""
-
     users: Annotated[int, Ge(2), Le(10_000_000)] = 1000
     """Number of simulated users."""
 
+
+class Traffic(TrafficFields):
+    """One request a second; a rollout scores 0 or 1.
+
+    Attributes:
+        drift: change of the base rate over 5,000 requests, for both arms.
+        novelty: gain of the candidate that fades with a half-life of 300 requests, relative to the base rate.
+        delay_s: seconds after which a reward of 0 arrives; a reward of 1 takes three times as long.
+        missing: share of rollouts without a reward.
+        unscored_failures: share of the champion's failures without a reward, besides.
+        candidate_unscored_failures: share of the candidate's failures without a reward, besides.
+        task_types: their base rates are spread evenly over 0.15 below to 0.15 above the base.
+        heavy: exponent of the users' activity: the k-th most active sends a share in proportion to 1 / k to this
+            power; 0 makes all equally active.
+        user_spread: standard deviation of the users' own rates.
+        tasks: number of tasks that come again and again; 0: each is new.
+        task_spread: standard deviation of the rates of tasks that come again.
+        history: rollouts of the champion recorded before the deployment, which its covariate is fitted on.
+    """
+
+    drift: Annotated[float, Ge(-1), Le(1)] = 0.0
+    novelty: Annotated[float, Ge(-1)] = 0.0
+    delay_s: Annotated[float, Ge(0)] = 0.0
+    missing: Annotated[float, Ge(0), Lt(1)] = 0.0
+    unscored_failures: Share = 0.0
+    candidate_unscored_failures: Share = 0.0
+    task_types: Annotated[int, Ge(1), Le(20)] = 3
     heavy: Annotated[float, Ge(0), Le(2)] = 0.5
-    """Exponent of the users' activity: the k-th most active sends a share in proportion to 1 / k to this power; 0 makes
-    all equally active."""
-
     user_spread: Annotated[float, Ge(0), Le(0.5)] = 0.1
-    """Standard deviation of the users' own rates."""
-
     tasks: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Number of tasks that come again and again; 0: each is new."""
-
     task_spread: Annotated[float, Ge(0), Le(0.5)] = 0.3
-    """Standard deviation of the rates of tasks that come again."""
-
     history: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Rollouts of the champion recorded before the deployment, which its covariate is fitted on."""
 
     def check(self) -> None:
         if not self.tasks and self.changed("task_spread"):

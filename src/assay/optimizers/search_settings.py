@@ -8,7 +8,7 @@ from annotated_types import Gt, Le
 
 from assay.errors import ConfigError
 from assay.support.names import nearest
-from assay.support.options import Flag, Positive, Seed, Settings
+from assay.support.options import EXPERT, Flag, Positive, Seed, Settings
 
 if TYPE_CHECKING:
     from assay.evaluation.metrics import Budget
@@ -26,7 +26,7 @@ class Objectives(Settings):
 
     objectives: Annotated[Sequence[str], Flag(name="--objective", commas=True)] = ("score",)
     """Objectives, separated by commas: score, tokens, latency, cost. Several give a Pareto front."""
-    budget: Annotated[Mapping[str, float], Flag(metavar="NAME=VALUE")] = field(default_factory=dict)
+    budget: Annotated[Mapping[str, float], EXPERT] = field(default_factory=dict)
     """Number of steps, tokens or seconds at which the efficiency of a run is 0."""
 
     def check(self) -> None:
@@ -58,12 +58,12 @@ class SearchConfig(Objectives):
     """Number of completed trials, of all processes together; a pruned one counts."""
     sampler: Literal["tpe", "gp", "cmaes", "nsga2", "random", "grid"] = "tpe"
     """Sampler of Optuna; gp needs torch."""
-    pruner: Literal["auto", "wilcoxon", "hyperband", "none"] = "auto"
+    pruner: Annotated[Literal["auto", "wilcoxon", "hyperband", "none"], EXPERT] = "auto"
     """Pruner; auto is wilcoxon (task by task against the best trial) if there is one objective, otherwise none."""
-    prune_at: Annotated[float, Gt(0), Le(0.5)] = 0.1
+    prune_at: Annotated[float, Gt(0), Le(0.5), EXPERT] = 0.1
     """One-sided p-value against the best trial below which a trial is pruned. A higher one saves more runs and loses
     more good trials."""
-    block: Positive = 5
+    block: Annotated[Positive, EXPERT] = 5
     """Number of tasks between two pruning checks of a trial."""
     seed: Seed = 0
     """Seed of the random number generators."""

@@ -5,7 +5,7 @@ The object of a command is the configuration of its job, with names in place of 
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ from assay.models.roles import check_address
 from assay.models.thinking import short_form
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.search_settings import Objectives
-from assay.support.options import Count, Flag, Pair, Parse, Positive, Seconds, Seed, Settings, options_of
+from assay.support.options import EXPERT, Count, Flag, Pair, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Sized(Settings):
 
     rename: Annotated[Mapping[str, str], Flag(metavar="COLUMN=NAME")] = field(default_factory=dict)
     """Column of the data to rename, and its new name."""
-    salt: str | None = None
+    salt: Annotated[str | None, EXPERT] = None
     """Salt of the hash that assigns tasks to splits. By default the salt of the store; for a new store that of the
     artifact, or 'assay'."""
     sizes: Annotated[Any, Flag(key=False, shown=False)] = field(default_factory=dict)
@@ -435,8 +435,9 @@ class DecidedJob(FourSplits, ProgramJob):
     difference: Annotated[float, Gt(0), Le(1), Flag(job=False)] = 0.1
     """Smallest gain in mean score that gate and test are to detect. It decides how many tasks they take, unless the
     size of the split is set."""
-    early_stop: Annotated[bool, Flag(job=False)] = True
-    """Stop gate and test as soon as the sequential test has decided."""
+    early_stop: Annotated[bool, replace(EXPERT, job=False)] = True
+    """Stop gate and test as soon as the sequential test has decided. False runs all their tasks, for an interval of a
+    fixed sample."""
     portable: Annotated[bool, Flag(job=False)] = True
     """Stop before the search if the program needs files or modules that its artifact cannot contain: outside of its
     folder, or too large. Otherwise the artifact runs on this machine only."""

@@ -77,6 +77,10 @@ class Flag:
     shown: bool = True
 
 
+# of a setting that hardly anybody changes: a keyword of Python, and a setting of a preset file
+EXPERT = Flag(key=False, stored=True, shown=False)
+
+
 @dataclass(frozen=True)
 class OneOf:
     """The allowed values of a text, where they are known only at run time; otherwise a type is a `Literal`."""

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
 from assay.support.names import nearest
-from assay.support.options import Count, Flag, OneOf, Positive, Seconds, Seed, Settings, Share, options_of
+from assay.support.options import EXPERT, Count, Flag, OneOf, Positive, Seconds, Seed, Settings, Share, options_of
 from assay.support.presets import apply_preset
 
 T = TypeVar("T", bound=Settings)
@@ -42,11 +42,11 @@ class SFTSettings(Settings):
     """Rank of the LoRA matrices."""
     max_length: _Length = 2048
     """Maximum number of tokens of a row; longer rows are left out and counted, never truncated."""
-    eval_fraction: Annotated[float, Ge(0), Le(0.5)] = 0.1
+    eval_fraction: Annotated[float, Ge(0), Le(0.5), EXPERT] = 0.1
     """Share of the tasks that is held out for early stopping."""
-    patience: Positive = 2
+    patience: Annotated[Positive, EXPERT] = 2
     """Evaluations without a lower held-out loss after which training stops."""
-    evaluations: Annotated[Positive, Flag(shown=False)] = 6
+    evaluations: Annotated[Positive, EXPERT] = 6
     """Number of evaluations over the whole training."""
     seed: Seed = 0
     """Seed of the random number generators."""
@@ -79,7 +79,7 @@ class PolicySettings(Settings):
     """Number of tasks in each step."""
     num_generations: Positive = 6
     """Rollouts of each task, at least 2; reinforce++ takes 1 too."""
-    iterations: Positive = 1
+    iterations: Annotated[Positive, EXPERT] = 1
     """Number of optimizer steps on the same rollouts."""
     learning_rate: _Rate = 2e-4
     """Constant learning rate of AdamW."""
@@ -89,28 +89,28 @@ class PolicySettings(Settings):
     """Sampling temperature of the rollouts, and of the distribution that is trained."""
     loss: Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     """TRL's loss_type."""
-    epsilon: Share | None = None
+    epsilon: Annotated[Share | None, EXPERT] = None
     """Lower clip of the ratio: 1 minus this; 0.2 by default."""
-    epsilon_high: Annotated[float, Ge(0), Le(10)] | None = None
+    epsilon_high: Annotated[Annotated[float, Ge(0), Le(10)] | None, EXPERT] = None
     """Upper clip of the ratio: 1 plus this, 0.28 by default; with `loss` cispo this itself, 5 by default."""
     beta: _Weight = 0.01
     """Weight of the KL penalty to the model before training; 0 disables it and saves a forward pass."""
-    kl_in_reward: bool = False
+    kl_in_reward: Annotated[bool, EXPERT] = False
     """Put the KL penalty (beta) into each token's reward, not into the loss; for reinforce++."""
-    value: Literal["features", "head"] = "features"
+    value: Annotated[Literal["features", "head"], EXPERT] = "features"
     """Value function: a regression on features of the rollout, or a linear head on the model's hidden state; for
     ppo."""
     returns: Literal["to_go", "episode", "step", "uniform"] = "to_go"
     """How the reward of a rollout is credited to its calls."""
     discount: Share = 1.0
     """Discount factor of later rewards."""
-    gae_lambda: Share = 0.95
+    gae_lambda: Annotated[Share, EXPERT] = 0.95
     """Decay of the generalised advantages over turns; for ppo."""
-    scale: Annotated[bool, Flag(name=" /--no-scale")] = True
+    scale: Annotated[bool, EXPERT] = True
     """Divide advantages by their deviation; for grpo and reinforce++-turn."""
     step_weight: _Weight = 1.0
     """Weight of step rewards in the return."""
-    outcome_weight: _Weight = 1.0
+    outcome_weight: Annotated[_Weight, EXPERT] = 1.0
     """Weight of the rubric's score in the return."""
     per_device_batch_size: Annotated[Count, Flag(job=False)] = 0
     """Rollouts that each process passes through the model at a time; 0 chooses two, or one if the rollouts of a step
@@ -119,7 +119,7 @@ class PolicySettings(Settings):
     """Maximum number of tokens of a call, prompt and completion; longer calls are not trained on."""
     max_completion: Positive = 128
     """Maximum number of tokens of an answer."""
-    max_grad_norm: Annotated[float, Gt(0)] = 1.0
+    max_grad_norm: Annotated[float, Gt(0), EXPERT] = 1.0
     """Norm to which gradients are clipped."""
     rollout_timeout_s: Annotated[Seconds, Flag(metavar="SECONDS", job=False)] = 120.0
     """Seconds after which a rollout is abandoned and left out."""
@@ -127,11 +127,11 @@ class PolicySettings(Settings):
     """Steps between evaluations on held-out tasks; 0 evaluates only before and after."""
     eval_tasks: Positive = 16
     """Number of held-out tasks (of val) in each evaluation."""
-    save_every: Positive = 5
+    save_every: Annotated[Positive, EXPERT] = 5
     """Steps between checkpoints."""
     max_score_drop: Share = 0.1
     """Score that a retention task may lose before training stops."""
-    samples_every: Count = 10
+    samples_every: Annotated[Count, EXPERT] = 10
     """Steps between sample rollouts in the report."""
     vllm: Literal["none", "colocate", "server"] = "none"
     """Generate rollouts with vLLM on a GPU: in the training processes (colocate) or on a server."""

@@ -1,13 +1,14 @@
 """Settings of a prompt search. Light: the command line lists them before it loads anything."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.errors import ConfigError
-from assay.support.options import Count, Flag, Parse, Settings
+from assay.support.options import EXPERT, Count, Flag, Parse, Settings
 from assay.support.presets import apply_preset
 
 _DEMOS = 16
@@ -35,7 +36,7 @@ class CompileConfig(Settings):
     """Minimum score at which a run counts as a success to learn from."""
     demos: Annotated[int, Ge(1), Le(64)] = _DEMOS
     """Maximum number of demonstrations per predictor; auto also tries fewer."""
-    token_margin: Annotated[float, Ge(0), Lt(1), Flag(job=False)] = 0.01
+    token_margin: Annotated[float, Ge(0), Lt(1), replace(EXPERT, job=False)] = 0.01
     """A candidate with fewer prompt tokens wins on val if its expected score is at most this much lower, unless the
     other candidate is significantly better."""
     max_search_calls: Annotated[Count | None, Flag(job=False)] = None

@@ -233,7 +233,7 @@ class ExportPass:
         if outcome is None or not 0 <= outcome <= 1:
             return ()
         rewards = [config.step_weight * reward for reward in episode.rewards]
-        rewards[-1] += config.outcome_weight * outcome
+        rewards[-1] += outcome
         if not all(map(math.isfinite, rewards)):
             return ()
         return rewards, returns(rewards, scheme=config.returns, discount=config.discount)
@@ -279,7 +279,7 @@ class ExportPass:
             return self._grpo_rows([episode for episode, _, _ in selected])
         if self.config.kind == "sft":
             return self._sft_rows(selected)
-        calls = self._calls(selected, self._baselines(group))
+        calls = self._calls(selected, self._baseline_of(group))
         if self.config.kind == "preferences":
             paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
             if self.config.unpaired:
@@ -322,39 +322,34 @@ class ExportPass:
             yield from [row] * copies
 
     def _calls(
-        self, selected: list[tuple[Episode, list[Turn], int]], baselines: dict[str, AgentBaselines]
+        self, selected: list[tuple[Episode, list[Turn], int]], baseline: AgentBaselines | None
     ) -> Iterator[tuple[Episode, Turn, float, float, float]]:
         """Usable calls with their reward, return and advantage."""
         for episode, turns, _ in selected:
             if (credit := self._credited(episode)) is None:
                 continue
             rewards, credited = credit
-            baseline = baselines.get(self._group_of(episode))
             advantages = baseline.advantages(credited, episode.agents) if baseline is not None else [0.0] * len(rewards)
             positions = {turn.t: index for index, turn in enumerate(episode.turns)}
             for index, turn in ((positions[turn.t], turn) for turn in turns):
                 yield episode, turn, rewards[index], credited[index], advantages[index]
 
-    def _group_of(self, episode: Episode) -> str:
-        good = (episode.quality or 0.0) >= self.config.min_quality
-        return ("good" if good else "bad") if self.config.by_outcome else ""
-
     def _baseline(self) -> AgentBaselines:
         every_turn = differs_by_turn(self.config.returns, self.config.discount)
         return AgentBaselines(lambda: Baseline(every_turn=every_turn))
 
-    def _baselines(self, group: list[Episode]) -> dict[str, AgentBaselines]:
-        """Baselines of a group by subgroup name, over all its rollouts, before balancing."""
-        if self.config.advantage == "none":
-            return {}
-        if self.batch is not None:
-            return {"": self.batch}
-        baselines: dict[str, AgentBaselines] = {}
-        for episode in group:
-            if (credited := self._credited(episode)) is not None:
-                baselines.setdefault(self._group_of(episode), self._baseline()).add(credited[1], episode.agents)
-        self.zero_variance_groups += sum(not baseline.has_variance for baseline in baselines.values())
-        return baselines
+    def _baseline_of(self, group: list[Episode]) -> AgentBaselines | None:
+        """Baseline of a group, over all its rollouts, before balancing; None if it has none."""
+        if self.config.advantage == "none" or self.batch is not None:
+            return self.batch
+        credits = [(credited, episode) for episode in group if (credited := self._credited(episode)) is not None]
+        if not credits:
+            return None
+        baseline = self._baseline()
+        for (_, returned), episode in credits:
+            baseline.add(returned, episode.agents)
+        self.zero_variance_groups += not baseline.has_variance
+        return baseline
 
     def _copies(self, episode: Episode) -> int:
         quality, run = episode.quality, episode.rollout.run_id
@@ -495,7 +490,6 @@ class ExportPass:
                 else {}
             ),
             "privacy": self.hider.to_dict(),
-            "licence": config.licence,
             "salt": self.splits.salt,
             "tenants": list(config.selection.tenants),
             **{name: self.hider.names(counts) for name, counts in self.provenance.to_dict().items()},

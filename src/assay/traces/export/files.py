@@ -276,7 +276,6 @@ configs:
 # {rows} rows for {kind}
 
 Exported by assay {assay}, {created_at}.
-Licence: {licence}.
 
 | gate | value | required | passed |
 |---|---|---|---|

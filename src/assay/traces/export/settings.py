@@ -256,14 +256,10 @@ def format_value(value: Any) -> str:
 class Gating(Settings):
     """Gates: what the data must fulfil before anything is written."""
 
-    min_transitions: Annotated[int, Ge(0)] = 5000
-    """Gate: minimum number of transitions; 0 turns it off."""
     min_clean: Share = 0.95
     """Gate: minimum share of clean transitions."""
-    min_task_types: Annotated[int, Ge(0)] = 5
-    """Gate: minimum number of task types; 0 turns it off."""
     gated: bool = False
-    """Enforce all gates. By default too few transitions or task types only cause a warning."""
+    """Enforce all gates. By default fewer than 5,000 transitions or 5 task types only cause a warning."""
 
 
 class Gates(Gating):
@@ -273,6 +269,10 @@ class Gates(Gating):
     set, because the amount of data needed depends on its purpose.
     """
 
+    min_transitions: Annotated[int, Ge(0)] = 5000
+    """Minimum number of transitions; 0 turns it off."""
+    min_task_types: Annotated[int, Ge(0)] = 5
+    """Minimum number of task types; 0 turns it off."""
     privacy: Annotated[str, OneOf(("patterns", "names", "off"))] = "patterns"
     """Required anonymization. patterns: what the detectors find is replaced; names (`verified`): planted values, names
     among them, are found in every language of the rows."""
@@ -430,8 +430,6 @@ class Credited(Rewarded):
     """Group of rollouts. group: as collected; task: all rollouts of a task, of any run."""
     step_weight: float = 1.0
     """Weight of step rewards in the return."""
-    outcome_weight: float = 1.0
-    """Weight of the outcome in the return."""
     outcome: Literal["human", "score"] = "human"
     """Outcome of a rollout. human: the human rating if there is one, otherwise the score; score: the score."""
 
@@ -451,8 +449,6 @@ class Protected(Settings):
     patterns; off: none."""
     privacy_key: Annotated[str | Path | None, Flag(metavar="FILE")] = None
     """Key file outside the export. With it the replacements are the same in every export, and can be reversed."""
-    licence: str = "not stated"
-    """Licence of the data, written into the manifest."""
 
 
 class ExportConfig(Target, Credited, Protected):
@@ -468,7 +464,6 @@ class ExportConfig(Target, Credited, Protected):
     margin: Annotated[float, Ge(0)] = 0.1
     unpaired: bool = False
     advantage: Literal["group", "batch", "none"] = "group"
-    by_outcome: bool = False
 
     def check(self) -> None:
         if not self.demos and (self.whole or self.kind != "sft"):
@@ -485,8 +480,6 @@ class ExportConfig(Target, Credited, Protected):
                 "model=… and tools=… have no effect on kind='transitions': its rows have the exact requests and token "
                 "ids"
             )
-        if self.advantage == "batch" and self.by_outcome:
-            raise ConfigError("by_outcome=True has no effect with advantage='batch'; use advantage='group'")
         if self.balance.method == "over" and self.kind in ("grpo", "preferences"):
             raise ConfigError(
                 f"balance='over' repeats rollouts, but {self.kind} keeps distinct rows; use 'down' or 'temperature'"
