@@ -19,6 +19,8 @@ from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.judge_artifacts import price_per_call
 from assay.testing import scripted_lm
 
+MOOD = {"text": "What is the mood?", "scale": tuple(SCALE.split(","))}
+
 
 @pytest.mark.slow
 def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_cap_keeps_the_best_result_and_resumes(tmp_path: Path) -> None:
     ("options", "error", "message"),
     [
         ({"scale": ["bad", "good"]}, DataError, "not on the judge's scale"),
-        ({"shows": ["picture"]}, ConfigError, "no item has 'picture'"),
+        ({"judge": PointwiseJudge(MOOD, shows=["picture"])}, ConfigError, "no item has 'picture'"),
         ({"judge": "helpful"}, Exception, "unknown judge 'helpful'"),
         ({"objective": "beauty"}, ConfigError, "objective: must be one of"),
         ({"optimizer": "bootstrp"}, ConfigError, "optimizer.* must be one of auto.*Did you mean 'bootstrap'"),
@@ -149,8 +151,7 @@ def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
     assert not any(
         "correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in output
     )
-    scale = {"text": "What is the mood?", "scale": tuple(SCALE.split(",")), "kind": "nominal"}
-    nominal = PointwiseJudge(scale, shows=["output"])
+    nominal = PointwiseJudge({**MOOD, "kind": "nominal"}, shows=["output"])
     with pytest.raises(ConfigError, match="scale is nominal"):
         compiled(tmp_path, judge=nominal, negatives=4)
 
