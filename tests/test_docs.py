@@ -29,11 +29,8 @@ from assay.rubrics import (
     steps,
     tools,
 )
-from assay.rubrics.code import RULES
-from assay.rubrics.code import checks as code_checks
-from assay.rubrics.code import checks as tested
-from assay.rubrics.loading import SHIPPED as RUBRICS
-from assay.rubrics.loading import SHIPPED_JUDGES
+from assay.rubrics.code import RULES, checks as code_checks, checks as tested
+from assay.rubrics.loading import SHIPPED as RUBRICS, SHIPPED_JUDGES
 from assay.shipped.programs.experiment import checks as experiment_checks
 from assay.shipped.programs.nim import checks as nim_checks
 from assay.shipped.programs.text_to_sql import checks as sql_checks

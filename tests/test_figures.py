@@ -114,8 +114,7 @@ def test_a_saving_with_a_loss_above_the_margin_is_not_chosen() -> None:
 
 
 def test_unscored_values_are_left_out(tmp_path: Path) -> None:
-    from claims.storing import Measured, Setting, append, read
-    from claims.storing import record as line_of
+    from claims.storing import Measured, Setting, append, read, record as line_of
     from claims.table import share
 
     setting = Setting(seed=0, model="m", stronger=None, scratch=tmp_path, downloads=tmp_path)

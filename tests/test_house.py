@@ -333,8 +333,7 @@ def test_shipped_programs_import_only_their_own_folder_and_the_library() -> None
 
 def test_every_shipped_name_has_its_files() -> None:
     from assay.programs.loading import SHIPPED as programs
-    from assay.rubrics.loading import SHIPPED as rubrics
-    from assay.rubrics.loading import SHIPPED_JUDGES as judges
+    from assay.rubrics.loading import SHIPPED as rubrics, SHIPPED_JUDGES as judges
 
     assert sorted(programs) == sorted(path.parent.name for path in (CONTENT / "programs").glob("*/program.py"))
     assert sorted(programs) == sorted(path.parent.name for path in (CONTENT / "programs").glob("*/README.md"))

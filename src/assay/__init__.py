@@ -51,32 +51,37 @@ _WHERE = {
 
 __all__ = [*_WHERE, "__version__"]
 
-if TYPE_CHECKING:
-    from assay.commands.collect import collect
-    from assay.commands.compare import compare
-    from assay.commands.compile import compile
-    from assay.commands.deployed import deployed
-    from assay.commands.evaluate import evaluate
-    from assay.commands.export import export
-    from assay.commands.impact import parameter_impact
-    from assay.commands.improve import improve
-    from assay.commands.index import index
-    from assay.commands.judge_compile import compile_judge
-    from assay.commands.project import project_settings
-    from assay.commands.run import run
-    from assay.commands.train import train
-    from assay.commands.train_sft import train_sft
-    from assay.commands.tune import tune
-    from assay.datasets import Task, load_tasks
-    from assay.errors import AssayError
-    from assay.models import get_lm
-    from assay.programs import Agent, AgentParameters, BaseAgent
-    from assay.rubrics import Criterion, Rubric
-    from assay.runs.loading import load, load_judge, load_rubric, load_verifier
-    from assay.runs.recording import record, recorded
-    from assay.traces import Store
-    from assay.traces.collector import DataCollector
-    from assay.traces.listening import side_effects
+if TYPE_CHECKING:  # `as` makes them public to type checkers
+    from assay.commands.collect import collect as collect
+    from assay.commands.compare import compare as compare
+    from assay.commands.compile import compile as compile
+    from assay.commands.deployed import deployed as deployed
+    from assay.commands.evaluate import evaluate as evaluate
+    from assay.commands.export import export as export
+    from assay.commands.impact import parameter_impact as parameter_impact
+    from assay.commands.improve import improve as improve
+    from assay.commands.index import index as index
+    from assay.commands.judge_compile import compile_judge as compile_judge
+    from assay.commands.project import project_settings as project_settings
+    from assay.commands.run import run as run
+    from assay.commands.train import train as train
+    from assay.commands.train_sft import train_sft as train_sft
+    from assay.commands.tune import tune as tune
+    from assay.datasets import Task as Task, load_tasks as load_tasks
+    from assay.errors import AssayError as AssayError
+    from assay.models import get_lm as get_lm
+    from assay.programs import Agent as Agent, AgentParameters as AgentParameters, BaseAgent as BaseAgent
+    from assay.rubrics import Criterion as Criterion, Rubric as Rubric
+    from assay.runs.loading import (
+        load as load,
+        load_judge as load_judge,
+        load_rubric as load_rubric,
+        load_verifier as load_verifier,
+    )
+    from assay.runs.recording import record as record, recorded as recorded
+    from assay.traces import Store as Store
+    from assay.traces.collector import DataCollector as DataCollector
+    from assay.traces.listening import side_effects as side_effects
 
 
 def __getattr__(name: str) -> Any:

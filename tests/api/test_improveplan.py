@@ -4,8 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.models import Caps
 from assay.models.meter import Usage

@@ -27,8 +27,7 @@ from assay.deployment.plan import Plan
 from assay.errors import FailureKind
 from assay.support.terminal import ask, echo, escaped, protected, rich_console
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from rigs.command_line import assay_command
 
 SOURCE = Path(assay.__file__).parent

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 from contract_files import Contract, shape
-from contract_jobs import deployments as deployments
-from contract_jobs import jobs as jobs
-from contract_jobs import judges as judges
-from contract_jobs import small as small
-from contract_jobs import traces as traces
+from contract_jobs import deployments as deployments, jobs as jobs, judges as judges, small as small, traces as traces
 from contract_project import Project
 from prompt_server import PromptServer
 

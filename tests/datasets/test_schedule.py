@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from assay.datasets import Task
 from assay.datasets.curriculum import Curriculum, Stage

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.datasets import SPLITS, Splits, load_splits, load_tasks, make_task
 from assay.datasets.splits import split_of

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from trusted_artifacts import shipped, with_source
-from trusted_artifacts import trust_list as trust_list
+from trusted_artifacts import shipped, trust_list as trust_list, with_source
 
 import assay
 from assay.cli.main import group

@@ -9,8 +9,7 @@ from typing import Any
 
 import dspy
 import pytest
-from trusted_artifacts import AGENT, SETTINGS, forged, shipped, with_source
-from trusted_artifacts import trust_list as trust_list
+from trusted_artifacts import AGENT, SETTINGS, forged, shipped, trust_list as trust_list, with_source
 
 import assay
 from assay.commands.run import run

@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from trusted_artifacts import SETTINGS, shipped, with_source
-from trusted_artifacts import trust_list as trust_list
+from trusted_artifacts import SETTINGS, shipped, trust_list as trust_list, with_source
 
 from assay.deployment import load_artifact, save_artifact
 from assay.errors import ArtifactError

@@ -7,8 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
-from trusted_artifacts import forged, shipped
-from trusted_artifacts import trust_list as trust_list
+from trusted_artifacts import forged, shipped, trust_list as trust_list
 
 import assay
 from assay.deployment import load_artifact, save_artifact

@@ -8,8 +8,7 @@ from unittest.mock import ANY
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.errors import DataError
 from assay.judges.quality.drift import Anchor, AnchorSet, Cusum, compare, corrected_mean, population_stability_index

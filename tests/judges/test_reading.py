@@ -7,8 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from assay.errors import ConfigError
 from assay.judges import Calibration, Judge, PointwiseJudge

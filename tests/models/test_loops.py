@@ -7,8 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from assay.models.loops import (
     LoopDetector,

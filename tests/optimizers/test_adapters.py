@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from assay.deployment import Artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ArtifactError, ConfigError, ModelError
-from assay.models import embedded as engines
-from assay.models import get_lm
+from assay.models import embedded as engines, get_lm
 from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, permuted_rows, with_adapters
 from rigs.small_model import WIDTH
 

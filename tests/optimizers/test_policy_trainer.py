@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.optimizers.finetuning.policy_gradient import task_order
 from assay.optimizers.finetuning.rows import Row, Trajectory, ValueMemory, assign_credit
@@ -96,8 +95,7 @@ def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path:
 def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
     import types
 
-    from assay.optimizers.finetuning import engines
-    from assay.optimizers.finetuning import trl_trainer as trainer
+    from assay.optimizers.finetuning import engines, trl_trainer as trainer
 
     counts: list[int] = []
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.errors import ConfigError, LoopStopped
 from assay.models import Call, ResponseCache, get_lm

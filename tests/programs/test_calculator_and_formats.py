@@ -4,8 +4,7 @@ from math import isfinite
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from assay.errors import ConfigError, ProgramError
 from assay.programs import (

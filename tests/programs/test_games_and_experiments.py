@@ -6,8 +6,7 @@ from typing import Any
 
 import dspy
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import assay
 from assay.datasets import Task, load_tasks

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from indexed_documents import docs as docs
-from indexed_documents import sources
-from indexed_documents import url as url
+from indexed_documents import docs as docs, sources, url as url
 
 import assay
 from assay.cli.main import group

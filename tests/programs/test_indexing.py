@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from indexed_documents import docs as docs
-from indexed_documents import rows, sources
-from indexed_documents import url as url
+from indexed_documents import docs as docs, rows, sources, url as url
 
 import assay
 from assay.cli.main import group

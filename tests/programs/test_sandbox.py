@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_attacks import attack
-from sandbox_attacks import isolated as isolated
-from sandbox_attacks import nothing_left as nothing_left
+from sandbox_attacks import attack, isolated as isolated, nothing_left as nothing_left
 
 from assay.errors import ConfigError, SandboxError
-from assay.programs.sandbox import available, isolation, run
-from assay.programs.sandbox import process as execution
+from assay.programs.sandbox import available, isolation, process as execution, run
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="both need Linux")

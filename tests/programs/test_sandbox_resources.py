@@ -5,9 +5,7 @@ import subprocess
 import time
 
 import pytest
-from sandbox_attacks import attack
-from sandbox_attacks import isolated as isolated
-from sandbox_attacks import nothing_left as nothing_left
+from sandbox_attacks import attack, isolated as isolated, nothing_left as nothing_left
 
 
 @pytest.mark.slow

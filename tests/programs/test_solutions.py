@@ -3,10 +3,7 @@
 from pathlib import Path
 
 import pytest
-from solution_suites import RIGHT, SUITES, outcome
-from solution_suites import isolated as isolated
-from solution_suites import sandboxed as sandboxed
-from solution_suites import suite as suite
+from solution_suites import RIGHT, SUITES, isolated as isolated, outcome, sandboxed as sandboxed, suite as suite
 
 from assay.errors import DataError, SandboxError
 from assay.programs.sandbox import Case, Suite, run_tests

@@ -5,11 +5,8 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from solution_suites import RIGHT, SUITES, outcome
-from solution_suites import sandboxed as sandboxed
-from solution_suites import suite as suite
+from hypothesis import given, settings, strategies as st
+from solution_suites import RIGHT, SUITES, outcome, sandboxed as sandboxed, suite as suite
 
 from assay.errors import ConfigError, DataError
 from assay.programs.sandbox import Case, Suite

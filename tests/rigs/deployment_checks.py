@@ -10,8 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.deployment.evidence import arm_of
-from assay.traces.store import store_url
-from assay.traces.store import tables as schema
+from assay.traces.store import store_url, tables as schema
 
 __all__ = ["Rows", "problems_in", "snapshot"]
 

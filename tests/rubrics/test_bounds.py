@@ -14,8 +14,7 @@ from assay.datasets import make_task
 from assay.errors import RubricError
 from assay.judges.loading import load_judge
 from assay.models.limits import limited
-from assay.rubrics import Criterion, Rubric, checks, load_rubric
-from assay.rubrics import checks as schemas
+from assay.rubrics import Criterion, Rubric, checks, checks as schemas, load_rubric
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.runs.rubric_files import portable_rubric
 

@@ -5,8 +5,7 @@ import textwrap
 
 import pytest
 from edited_sources import renamed
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from assay.rubrics.code import minimal_diff
 

@@ -8,8 +8,7 @@ from typing import Any
 import dspy
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.errors import RubricError, Unscored
 from assay.rubrics import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, Rubric, checks

@@ -22,8 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from assay.errors import NoJsonForm
 from assay.support.values import json_value

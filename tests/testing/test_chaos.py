@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rigs.chaos import chaos, differences, serving
-from rigs.gateway_chaos import Settings
-from rigs.gateway_chaos import chaos as gateway_chaos
+from rigs.gateway_chaos import Settings, chaos as gateway_chaos
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are forked")
 

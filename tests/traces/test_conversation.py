@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 import openai
 import pytest
-from conversation_place import TOOLS, Answers, Message, Place, user
-from conversation_place import place as place
-from conversation_place import scripted as scripted
+from conversation_place import TOOLS, Answers, Message, Place, place as place, scripted as scripted, user
 
 from rigs.serving import post
 

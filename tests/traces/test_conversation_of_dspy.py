@@ -4,9 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from conversation_place import Answers, Message, Place, user
-from conversation_place import place as place
-from conversation_place import scripted as scripted
+from conversation_place import Answers, Message, Place, place as place, scripted as scripted, user
 
 ENDS = (
     "\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`, and then ending "

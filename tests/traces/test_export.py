@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from export_rows import add_rollout, exported, response_of, turn
-from export_rows import store as store
+from export_rows import add_rollout, exported, response_of, store as store, turn
 
 import assay
 from assay.traces import Store, ToolCall

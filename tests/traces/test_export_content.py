@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from export_rows import add_rollout, exported, response_of, rows, turn
-from export_rows import store as store
+from export_rows import add_rollout, exported, response_of, rows, store as store, turn
 
 from assay.datasets.tasks import task_key
 from assay.errors import DataError

@@ -4,8 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from export_rows import add_rollout, exported, response_of, turn
-from export_rows import store as store
+from export_rows import add_rollout, exported, response_of, store as store, turn
 
 from assay.errors import ConfigError
 from assay.traces import Store, Transition

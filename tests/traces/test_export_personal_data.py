@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from export_rows import LOOSE, add_rollout, chat, exported, response_of, turn
-from export_rows import store as store
+from export_rows import LOOSE, add_rollout, chat, exported, response_of, store as store, turn
 
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task, task_key

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export_rows import LOOSE, add_rollout, turn
-from export_rows import store as store
+from export_rows import LOOSE, add_rollout, store as store, turn
 
 import assay
 from assay.errors import DataError, RubricError

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from export_rows import LOOSE, add_rollout, exported, turn
-from export_rows import store as store
-from hypothesis import given
-from hypothesis import strategies as st
+from export_rows import LOOSE, add_rollout, exported, store as store, turn
+from hypothesis import given, strategies as st
 
 import assay
 from assay.errors import ConfigError, DataError

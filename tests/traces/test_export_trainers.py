@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from export_rows import LOOSE, add_rollout, exported, turn
-from export_rows import store as store
+from export_rows import LOOSE, add_rollout, exported, store as store, turn
 
 import assay
 from assay.errors import DataError

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from export_rows import add_rollout, exported, turn
-from export_rows import store as store
+from export_rows import add_rollout, exported, store as store, turn
 
 from assay.errors import FailureKind
 from assay.traces import Store, Transition

@@ -5,8 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_stage import Stage
-from gateway_stage import stage as stage
+from gateway_stage import Stage, stage as stage
 
 from assay.datasets.tasks import task_key
 from rigs.serving import post

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from gateway_stage import Stage
-from gateway_stage import stage as stage
+from gateway_stage import Stage, stage as stage
 
 from assay.errors import ConfigError
 from assay.traces import Store

@@ -7,8 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_stage import Stage
-from gateway_stage import stage as stage
+from gateway_stage import Stage, stage as stage
 
 from assay.traces import Store, Verdict
 from assay.traces.gateway.server import Gateway

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gemini_calls import CALCULATOR, MODEL, content
-from gemini_calls import store as store
+from gemini_calls import CALCULATOR, MODEL, content, store as store
 
 from assay.errors import FailureKind
 from assay.support.scrubbing import fields

@@ -11,8 +11,7 @@ from importing_rows import DATA, chat, lines, otlp, read, request, span
 
 from assay.errors import DataError
 from assay.traces import Rollout
-from assay.traces.importers import files as importing_files
-from assay.traces.importers import read_otlp
+from assay.traces.importers import files as importing_files, read_otlp
 
 
 def test_the_later_one_of_duplicate_spans_is_imported(tmp_path: Path) -> None:

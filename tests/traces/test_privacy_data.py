@@ -8,8 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from privacy_values import H, make, matched
 
 from assay.traces.privacy.anonymizer import restore

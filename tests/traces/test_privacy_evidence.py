@@ -4,16 +4,14 @@ import random
 from collections.abc import Callable
 
 import pytest
-from export_rows import add_rollout, exported, turn
-from export_rows import store as store
+from export_rows import add_rollout, exported, store as store, turn
 
 from assay.errors import ConfigError
 from assay.traces import Store
 from assay.traces.export.hiding import Hider
 from assay.traces.export.settings import Gates, UngatedExport
 from assay.traces.privacy.anonymizer import Anonymizer
-from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
-from assay.traces.privacy.canaries import Canaries, Recall
+from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES, Canaries, Recall
 from assay.traces.privacy.names import TYPES
 from assay.traces.privacy.patterns import EntityMatch
 

@@ -7,8 +7,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from privacy_values import make, matched
 
 from assay.errors import ConfigError, DataError

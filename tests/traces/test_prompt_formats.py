@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conversation_place import Answers, Place
-from conversation_place import scripted as scripted
+from conversation_place import Answers, Place, scripted as scripted
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
 
 from assay.datasets.tasks import Task

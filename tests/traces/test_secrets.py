@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_secrets import Echo, Planted, everything_in
-from planted_secrets import echo as echo
+from planted_secrets import Echo, Planted, echo as echo, everything_in
 
 from assay.support.scrubbing import MARK
 from assay.traces import Rollout, Store, Transition

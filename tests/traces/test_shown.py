@@ -6,8 +6,7 @@ from typing import Any
 
 import dspy
 import pytest
-from shown_tasks import job as job
-from shown_tasks import question, task
+from shown_tasks import job as job, question, task
 
 import assay
 from assay.datasets.tasks import task_key

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shown_tasks import job as job
-from shown_tasks import question, task
+from shown_tasks import job as job, question, task
 
 import assay
 from assay.commands.traces import forget_subject

@@ -15,9 +15,7 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
-from assay.traces.store import connection as connections
-from assay.traces.store import store as stores
-from assay.traces.store import store_url
+from assay.traces.store import connection as connections, store as stores, store_url
 from assay.traces.store.rows import transition_row
 from assay.traces.store.writer import Rows, Spill
 

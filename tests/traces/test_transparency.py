@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from transparent_stage import CALLERS_KEY, CHAT, KEY, RETURNED, Stage
-from transparent_stage import stage as stage
+from transparent_stage import CALLERS_KEY, CHAT, KEY, RETURNED, Stage, stage as stage
 
 from assay.traces import Store
 from assay.traces.gateway.replies import response_headers

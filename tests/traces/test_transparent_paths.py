@@ -4,8 +4,7 @@ import gzip
 import json
 
 import pytest
-from transparent_stage import CALLERS_KEY, CHAT, KEY, Stage
-from transparent_stage import stage as stage
+from transparent_stage import CALLERS_KEY, CHAT, KEY, Stage, stage as stage
 
 
 def test_an_lm_call_on_another_path_is_counted_as_unrecorded(stage: Stage) -> None:

@@ -19,8 +19,7 @@ import litellm
 import openai
 import pytest
 import requests
-from unrecorded_clients import BODY, in_a_thread
-from unrecorded_clients import server as server
+from unrecorded_clients import BODY, in_a_thread, server as server
 
 import assay
 from assay.models.unrecorded import Unrecorded

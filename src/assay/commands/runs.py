@@ -125,8 +125,7 @@ class ShowRun(InExistingStore):
     """Id of the run, or its first characters."""
 
     def run(self) -> RunReport:
-        from assay.traces.store.listing import result_of
-        from assay.traces.store.listing import show_run as stored_run
+        from assay.traces.store.listing import result_of, show_run as stored_run
 
         with self.opened() as store:
             run = stored_run(store, self.run_id)

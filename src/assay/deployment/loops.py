@@ -17,8 +17,7 @@ from assay.deployment.deployments import ENDED_STATUSES, Deployments
 from assay.deployment.registry import current_user
 from assay.errors import DeploymentError
 from assay.support.report import Report
-from assay.traces.store import leases
-from assay.traces.store import tables as schema
+from assay.traces.store import leases, tables as schema
 from assay.traces.store.leases import Lease, seconds, writing
 from assay.traces.store.rows import as_json, clean
 from assay.traces.store.upserts import upsert

@@ -27,8 +27,7 @@ from assay.traces.export.hiding import DeclaredValues, Hider
 from assay.traces.export.selection import difficulty_of, drawn, loaded, permitted, snapshot
 from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED, Selection
 from assay.traces.records import Rollout, subject_digest
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SplitFinder, claim_salt
 from assay.traces.store.store import Forgotten

@@ -18,8 +18,7 @@ from assay.programs.retrieval.fulltext import WORDS, match_of, prepare, words_of
 from assay.support.options import takes
 from assay.traces.places import current_rollout
 from assay.traces.records import subject_digest, subject_digests
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.connection import open_engine
 from assay.traces.store.erasure import fact_line
 from assay.traces.store.location import store_url

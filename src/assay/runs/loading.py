@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from assay.deployment.demands import demand_trust_around
 from assay.errors import ConfigError
-from assay.rubrics import Rubric
-from assay.rubrics import load_rubric as read_rubric
+from assay.rubrics import Rubric, load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.loading import RubricSource
 from assay.rubrics.protocols import Grader, Resolver

@@ -29,8 +29,8 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
+    get_type_hints as types_of,
 )
-from typing import get_type_hints as types_of
 
 from annotated_types import BaseMetadata, Ge, Gt, Le
 

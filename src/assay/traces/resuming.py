@@ -12,8 +12,7 @@ from assay.models.cache import Ledger
 from assay.models.recording import bill_answered
 from assay.models.unrecorded import Unrecorded
 from assay.traces.recorder import Recorder
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 
 _REASON = "interrupted: the process ended before the rollout did"
 

@@ -16,8 +16,7 @@ from assay.deployment.readings import stated
 from assay.deployment.watching import order, status_of
 from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.reports.charts import interval_bar
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.web.rendering import View
 from assay.web.runs import RUNNING_S
 

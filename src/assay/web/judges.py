@@ -19,8 +19,7 @@ from assay.reports.cards import attack_rows, card_page, drift_facts
 from assay.reports.drift import drift_charts
 from assay.reports.raters import disagreements, growth, items_of, label_rows, verdicts_of
 from assay.sources.artifact_files import is_artifact
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.listing import find_run, finished_report, list_runs
 from assay.web.next_steps import judge_commands
 from assay.web.rendering import View

@@ -13,8 +13,7 @@ from assay.judges.questions import Question, ToLabel, items_to_label
 from assay.reports.raters import label_rows
 from assay.reports.texts import Budget, plain, readable
 from assay.traces.records import NOT_AGENTS, Rollout
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.listing import list_runs
 from assay.traces.store.paging import newest_rollouts
 from assay.traces.store.rows import rollout_of

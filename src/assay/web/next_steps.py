@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from assay.cli.repeat import rollout_command, run_command
 from assay.sources.artifact_files import is_artifact
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.listing import list_runs
 from assay.web.rendering import link
 

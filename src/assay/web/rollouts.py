@@ -19,8 +19,7 @@ from assay.traces.dataset_files import DatasetFile, add_task, dataset_names, why
 from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import Message, answer_of, chat_messages
 from assay.traces.records import NOT_AGENTS, Rollout, ToolCall, Transition, store_rating, why_not_rated
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.evaluations import Evaluated, evaluations_of_task, is_training
 from assay.traces.store.listing import finished_report, run_folder
 from assay.traces.store.location import store_file

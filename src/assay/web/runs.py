@@ -18,8 +18,7 @@ from assay.reports.texts import Budget, Clipped, preview, setting_texts
 from assay.reports.training import TrainingPage, training_page, unfinished_page
 from assay.reports.training_log import TrainingProgress, read_training_log
 from assay.support.times import since
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.evaluations import evaluations_of, is_training, mean_scores
 from assay.traces.store.listing import (
     ModelUsage,

@@ -23,8 +23,7 @@ from assay.reports.texts import pretty, readable
 from assay.support.scrubbing import add_secrets, message
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
-from assay.web import compare, rollouts, runs
-from assay.web import rollouts as datasets
+from assay.web import compare, rollouts, rollouts as datasets, runs
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
 from assay.web.rendering import STATIC, View, compile_templates, link, render, static_file
 

@@ -333,8 +333,7 @@ def make_trainer(
 ) -> Any:
     import torch
     from transformers import EarlyStoppingCallback, PrinterCallback
-    from trl import SFTConfig as Arguments
-    from trl import SFTTrainer
+    from trl import SFTConfig as Arguments, SFTTrainer
 
     if config.batch % world():
         raise ConfigError(f"`batch={config.batch}` is not divisible among {world()} processes: use a multiple of it")

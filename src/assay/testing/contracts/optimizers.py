@@ -10,8 +10,7 @@ from typing import Any
 
 import dspy
 
-from assay.commands.compile import CompileReport
-from assay.commands.compile import compile as compile_program
+from assay.commands.compile import CompileReport, compile as compile_program
 from assay.rubrics import Criterion, NoGrade, Rubric
 from assay.support.values import json_text
 from assay.testing.contracts.base import Contract, require

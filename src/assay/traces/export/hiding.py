@@ -21,13 +21,11 @@ from assay.errors import DISTRIBUTION
 from assay.traces.export.selection import Turn
 from assay.traces.export.settings import FAILED, OFF, PATTERNS, VERIFIED
 from assay.traces.privacy.anonymizer import Anonymizer
-from assay.traces.privacy.canaries import REQUIRED_RECALL, Canaries, Recall
-from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
+from assay.traces.privacy.canaries import REQUIRED_RECALL, TYPES as PLANTED_TYPES, Canaries, Recall
 from assay.traces.privacy.names import TYPES, KnownValue
 from assay.traces.records import Rollout, subject_digests
 from assay.traces.shown import message_texts
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.rows import as_json
 
 # -- Personal values that tasks declare: the data subject, and `entities` in the metadata.

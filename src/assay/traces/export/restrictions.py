@@ -17,8 +17,7 @@ from assay.traces.export.settings import Selection
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import NOT_AGENTS, Rollout, Transition, subject_digest
 from assay.traces.shown import TaskTexts, message_texts
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.sealing import SEALED, SplitFinder, input_forms
 
 RESTRICTED_DEMO = "calls whose prompt shows a task of another tenant, without consent, of an erased person, or sealed"

@@ -22,8 +22,7 @@ from assay.traces.export.settings import Selection
 from assay.traces.messages.chaining import complete_requests
 from assay.traces.messages.dialects import Answer, answer_of, answer_to, chat_messages
 from assay.traces.records import NOT_AGENTS, Rollout, subject_digest
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.rows import as_json, rollout_of
 from assay.traces.store.sealing import SEALED, SplitFinder
 

@@ -23,8 +23,7 @@ from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, js
 from assay.traces.importers.rollouts import Imported, answer_in, to_rollout
 from assay.traces.importers.spans import Trace
 from assay.traces.records import Rollout, Transition, Verdict
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
 KINDS = ("otlp", "langfuse", "mlflow")

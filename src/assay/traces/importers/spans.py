@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.support.values import value_text
-from assay.traces.messages.gemini import field as field_of
-from assay.traces.messages.gemini import plain_types
+from assay.traces.messages.gemini import field as field_of, plain_types
 
 
 @dataclass(kw_only=True)

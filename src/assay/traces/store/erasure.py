@@ -21,8 +21,7 @@ from assay.datasets.tasks import task_key
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.connection import short_waits
 from assay.traces.store.sealing import SplitFinder, input_forms
 from assay.traces.store.upserts import upsert

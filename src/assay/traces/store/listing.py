@@ -13,8 +13,7 @@ from assay.errors import DataError, StoreError
 from assay.models.unrecorded import Unrecorded
 from assay.support.names import is_name, place_in
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
-from assay.traces.store import Store
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, tables as schema
 from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.store import PAID, UNPRICED, StoreReads

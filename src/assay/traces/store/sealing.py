@@ -23,8 +23,7 @@ from assay.support.numbers import counted
 from assay.support.sections import prompt_fields, prompt_readings
 from assay.support.values import json_text
 from assay.traces.records import subject_digest
-from assay.traces.store import Store, store_url
-from assay.traces.store import tables as schema
+from assay.traces.store import Store, store_url, tables as schema
 
 DEFAULT_SALT = "assay"
 SEALED = ("gate", "test")

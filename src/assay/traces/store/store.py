@@ -22,8 +22,7 @@ from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.support.refused import add_refused_rows, note_full_disk
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
-from assay.traces.store import counts
-from assay.traces.store import tables as schema
+from assay.traces.store import counts, tables as schema
 from assay.traces.store.connection import is_full, open_engine, passes, password_of, short_waits, url_without_password
 from assay.traces.store.location import store_url
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
