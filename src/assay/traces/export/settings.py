@@ -235,7 +235,9 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
         groups = f"{manifest['rollouts']} in {counted(manifest['groups'], 'groups')}"
         cure = "lower margin=…, or collect more rollouts per task"
         if alone and manifest["config"]["group_by"] != "task":
-            cure = "give rollouts of one task the same inputs or task_id; group_by='task' also pairs those of several runs"
+            cure = (
+                "give rollouts of one task the same inputs or task_id; group_by='task' also pairs those of several runs"
+            )
         elif alone:
             cure = "collect more rollouts per task: rollouts of one task have the same inputs or task_id"
         parts.append(f"{groups}, without two answers to the same prompt whose returns differ by the margin ({cure})")
