@@ -185,8 +185,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 def _checks_page() -> str:
     from assay.rubrics import checks, conversations, documents, environments, steps, tools
-    from assay.rubrics.code import checks as code_checks
-    from assay.rubrics.code import checks as tested
+    from assay.rubrics.code import checks as code_checks, checks as tested
     from assay.shipped.programs.experiment import checks as experiment
     from assay.shipped.programs.nim import checks as nim
     from assay.shipped.programs.text_to_sql import checks as sql

@@ -25,12 +25,10 @@ DATA = {
 
 def shipped_page() -> str:
     from assay.judges.loading import load_judge
-    from assay.programs.loading import SHIPPED as programs
-    from assay.programs.loading import program_class
+    from assay.programs.loading import SHIPPED as programs, program_class
     from assay.rubrics import load_rubric
     from assay.rubrics.code import RULES
-    from assay.rubrics.loading import SHIPPED as rubrics
-    from assay.rubrics.loading import SHIPPED_JUDGES
+    from assay.rubrics.loading import SHIPPED as rubrics, SHIPPED_JUDGES
     from assay.shipped.programs.tool_user.bfcl import CATEGORIES
 
     data = [f"| `{spec}` | {cell(text)} |" for spec, text in DATA.items()]
