@@ -23,7 +23,7 @@ measured are `null`, never 0.
 """
 REPORTS = ("Report", "Gain", "Evaluation", "Agreement", "Openings", "AgentMetrics")
 METHODS = ("to_dict", "report")
-BASES = ("Report", "EndedReport", "JobReport", "ScoredRuns", "SpentReport", "JudgedReport")
+BASES = ("Report", "EndedReport", "JobReport", "ScoredRuns", "SpentReport", "JudgedReport", "TrainingReport")
 
 
 DESCRIPTIONS = Path(__file__).parent / "json_keys.yaml"
