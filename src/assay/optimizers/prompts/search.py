@@ -229,8 +229,8 @@ class AutoSearch:
             scores = candidate.evaluation.scores.values()
             if len(scores) == len(self.tasks) and min(scores) >= 1.0:  # False for NaN
                 self.stopped = (
-                    f"{candidate.name} has the highest possible score on all val tasks; the winner is the candidate with "
-                    "the highest expected score, or with fewer tokens where that makes no difference"
+                    f"{candidate.name} has the highest possible score on all val tasks; the winner has the highest "
+                    "expected score, or fewer tokens where that makes no difference"
                 )
                 return True
         drawn = np.clip(belief.draws(512, np.random.default_rng(self.session.seed)), 0.0, 1.0)
