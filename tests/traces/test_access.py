@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from assay.datasets.tasks import task_key
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
@@ -246,7 +247,10 @@ def test_an_agent_cannot_choose_its_comparison_group(stage: Stage) -> None:
     headers = {"x-assay-group": "an easy one", "x-assay-task": "an easy one"}
     assert post(f"{opened['base_url']}/chat/completions", CHAT, **headers)[0] == 200
     assert post(f"{stage.url}/r/named/v1/chat/completions", CHAT, **OWNER, **headers)[0] == 200
-    assert sorted(rollout.group_id for rollout in stage.stored().values()) == ["", "an easy one"]
+    stored = stage.stored()
+    agents = stored.pop(opened["id"])
+    assert agents.task_id == agents.group_id == task_key(agents.inputs)
+    assert [(owners.task_id, owners.group_id) for owners in stored.values()] == [("an easy one", "an easy one")]
 
 
 @pytest.mark.parametrize("stage", [{"key": KEY, "upstream": {}}], indirect=True)
