@@ -34,6 +34,24 @@ from assay.traces.store import store as stores
 from rigs.chaos import STOPS, Stop, serving, stopped
 
 PROGRAM = "import dspy\n\np = dspy.Predict('question -> answer')\n"
+HANGING = """import time
+from pathlib import Path
+
+import dspy
+
+class P(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.ask = dspy.Predict('question -> answer')
+
+    def forward(self, question):
+        answer = self.ask(question=question)
+        Path("hanging").touch()
+        time.sleep(20)  # cannot be stopped: the rollout is open when the run ends
+        return answer
+
+p = P()
+"""
 RUBRIC = "name: sums\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:numeric'}\n"
 
 
@@ -140,10 +158,15 @@ def test_a_second_ctrl_c_ends_at_once_and_counts_the_calls_in_flight(tmp_path: P
     assert run["result"]["stopped"]
 
 
-def test_ctrl_c_in_python_keeps_the_calls_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hangs", [False, True], ids=["in a call", "in a program that hangs"])
+def test_ctrl_c_in_python_keeps_the_calls_in_flight_and_leaves_no_rollout_running(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_project(tmp_path, 30)
     begun = threading.Event()
+    if hangs:
+        (tmp_path / "p.py").write_text(HANGING)
 
     def answer(request: Any) -> str:
         begun.set()
@@ -154,6 +177,8 @@ def test_ctrl_c_in_python_keeps_the_calls_in_flight(tmp_path: Path, monkeypatch:
 
     def interrupt() -> None:
         begun.wait(60)
+        while hangs and not Path("hanging").exists():
+            time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
     main = threading.main_thread().ident
