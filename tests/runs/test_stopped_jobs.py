@@ -200,6 +200,28 @@ def test_ctrl_c_in_python_keeps_the_calls_in_flight_and_leaves_no_rollout_runnin
     assert {rollout.status for rollout in rollouts} <= {"done", "error"}
 
 
+def test_cached_answers_that_a_killed_job_did_not_settle_are_paid_for_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path, 6)
+    lm = scripted_lm(lambda request: '{"answer": "1"}')
+
+    def tokens(max_calls: int, *, resume: bool) -> int:
+        report = assay.evaluate(
+            "p.py:p", rubric="r.yaml", data="d.jsonl", lm=lm, preflight=False, prompt_format="json",
+            max_calls=max_calls, resume=resume,
+        )  # fmt: skip
+        return int(report.to_dict()["tokens"])
+
+    spent = tokens(3, resume=False)
+    (ledger,) = Path(".assay/runs").glob("*/calls.db")
+    with sqlite3.connect(ledger) as db:  # as if it was killed before it settled the calls
+        db.execute("UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0")
+    assert tokens(6, resume=True) == 2 * spent > 0
+    assert lm.scripted.calls == 6
+
+
 def test_an_evaluation_of_all_rows_that_a_cap_ended_says_how_many_of_them_were_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
