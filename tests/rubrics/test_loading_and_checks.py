@@ -42,7 +42,7 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
         ("name: a\ncriteria:\n- {name: x, check: 'lost.py:g'}\n", r"cannot import name 'h' from 'f'"),
         (
             "name: a\ncriteria:\n- {name: x, check: 'assay.rubrics.cheks:exact'}\n",
-            r"Did you mean 'assay\.rubrics\.checks:exact'\?",
+            r"Did you mean 'assay\.rubrics\.checks:exact', or just 'exact'\?",
         ),
         (
             "name: a\ncriteria:\n- {name: x, check: 'two.py:g'}\n",
