@@ -118,6 +118,16 @@ def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, k
     assert manifest["privacy"]["residual"] == 0
 
 
+def test_erasure_names_the_exports_whose_prompts_show_a_task_of_the_person(store: Store) -> None:
+    inputs = {"question": COOMBS}
+    store_tasks(store, {"train": [Task(id="c", inputs=inputs, metadata={"data_subject": "Jason Coombs"})]})
+    shown = turn(0, f"Q: {COOMBS}\nA: Sorry!\nQ: Now?", "Later", shown_tasks=(task_key(inputs),))
+    add_rollout(store, shown, task="own", data_subject="Ada Quux")
+    exported(store, "sft", privacy="patterns")
+    erased = forget_subject("jason coombs", store=store.url).to_dict()
+    assert erased["made_from_them"] == [str(Path("out").absolute())]
+
+
 @pytest.mark.parametrize("owner", [{"consent": False}, {"tenant": "acme"}, {"data_subject": "Ann", "consent": "no"}])
 @pytest.mark.parametrize("inputs", [{"question": COOMBS}, {"prompt": f"[[ ## question ## ]]\n{COOMBS}"}])
 def test_the_owner_that_a_file_gave_a_task_holds_for_rollouts_that_name_none(
