@@ -133,5 +133,5 @@ def test_a_margin_without_effect_is_said_before_the_search_and_once(tmp_path: Pa
         sizes=SIZES, preflight=False, thinking_margin=0.05, progress=Heard(),
     )  # fmt: skip
     assert sum("thinking_margin" in note for note in report.outcome.notes) == 1
-    first = next(at for at, text in enumerate(lines) if "thinking_margin has no effect" in text)
+    first = next(at for at, text in enumerate(lines) if "`thinking_margin` has no effect" in text)
     assert first < next(at for at, text in enumerate(lines) if text.startswith("estimate"))
