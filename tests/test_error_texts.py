@@ -20,6 +20,7 @@ from assay.commands.judge_audit import audit_judge
 from assay.commands.scoring import score_rollouts
 from assay.commands.traces import close_rollouts, import_rollouts, list_rollouts, rate_rollouts
 from assay.errors import AssayError
+from assay.models.registry import EMBEDDED
 from assay.optimizers import RLTrainer
 from rigs.command_line import assay_command
 
@@ -266,6 +267,12 @@ FILES = {
     "file": "",
     "folder/manifest.json": "{}",
 }
+
+
+@pytest.fixture(autouse=True)
+def shipped_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded models without the one that tests of this process may have added."""
+    monkeypatch.delitem(EMBEDDED, "small", raising=False)
 
 
 @pytest.fixture(scope="module")

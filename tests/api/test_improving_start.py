@@ -144,7 +144,7 @@ def test_cap_on_dollars_requires_known_prices(job: dict[str, Any], server: Serve
 def test_models_of_roles_without_effect_are_refused_at_the_start(job: dict[str, Any], server: Server) -> None:
     for unused, reason in (
         ({"judge_model": "openai/x"}, "no criterion of the rubric 'r' is decided by a judge"),
-        ({"reflection_model": "openai/m"}, "no step of order='sft' compiles prompts"),
+        ({"reflection_model": "openai/m"}, "no step of order=sft compiles prompts"),
     ):
         with pytest.raises(ConfigError, match=f"would have no effect: {reason}"):
             assay.improve("mine.py:Mine", order=["sft"], **{**job, **unused})
@@ -158,10 +158,10 @@ def test_settings_without_effect_are_noted_at_the_start(job: dict[str, Any]) -> 
     }
     report = assay.improve("mine.py:Mine", order=["sft"], **{**job, **roles, "optimizer": "gepa"})
     assert [note for note in report.to_dict()["notes"] if "no effect" in note] == [
-        "judge_model='openai/of-file' has no effect: no criterion of the rubric 'r' is decided by a judge",
-        "optimizer='gepa' has no effect: no step of order='sft' compiles prompts",
-        "reflection_model='openai/also' has no effect: no step of order='sft' compiles prompts",
-        "grpo={'model': 'embedded/smollm2-135m'} has no effect: order='sft' has no such step",
+        "`judge_model='openai/of-file'` has no effect: no criterion of the rubric 'r' is decided by a judge",
+        "`optimizer='gepa'` has no effect: no step of `order=sft` compiles prompts",
+        "`reflection_model='openai/also'` has no effect: no step of `order=sft` compiles prompts",
+        "`grpo={'model': 'embedded/smollm2-135m'}` has no effect: `order=sft` has no such step",
     ]
 
 

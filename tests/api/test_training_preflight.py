@@ -93,7 +93,7 @@ def test_settings_without_effect_on_a_training_are_noted(place: Path, model_name
         with pytest.raises(WeightsLoadedError):
             trained(rubric="r.yaml", monitor=monitor, model=model_name, rename={"label": "intent"}, **options, **model)
         notes = [line.split(" has no effect")[0] for line in lines if "no effect" in line]
-        assert notes == ["note: sizes={'gate': 5}"]
+        assert notes == ["note: `gate_size=5`"]
 
 
 def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, small_embedded: str) -> None:

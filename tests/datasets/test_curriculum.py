@@ -163,9 +163,7 @@ def test_stages_without_tasks_say_what_the_data_has(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             load_splits(data, curriculum=load_curriculum(written(tmp_path, text)))
     few = load_curriculum(written(tmp_path, "stages:\n  - {name: two, where: {terms: 2}}\n  - {name: rest}"))
-    with pytest.raises(
-        DataError, match=r"has no val task: add tasks to it, or take more of them with sizes={'val': N}"
-    ):
+    with pytest.raises(DataError, match=r"has no val task: add tasks to it, or take more of them \(val_size\)"):
         load_splits(data, curriculum=few, limits={"val": 1})
     path = written(tmp_path, "stages:\n  - {name: a, where: {terms: 2}}")
     with pytest.raises(DataError, match="names no data, and the command was given none"):

@@ -10,7 +10,7 @@ import pytest
 
 from assay.deployment.decisions import Decision, State, advance
 from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, cell_of
-from assay.deployment.plan import Metric, Plan, Step, default_plan, load_plan, metric_of
+from assay.deployment.plan import Metric, Plan, Step, default_plan, load_plan
 from assay.deployment.readings import Paired, stored_reading
 from assay.deployment.settings import Traffic
 from assay.deployment.simulation import SimulatedDeployment, simulate
@@ -192,11 +192,6 @@ def test_a_plan_in_a_file_is_the_same_plan(tmp_path: Path) -> None:
     path.write_text("steps: []\nmetrisc: []\n")
     with pytest.raises(ConfigError, match="metrics"):
         load_plan(path)
-
-
-def test_metrics_of_flags_have_their_tolerated_loss() -> None:
-    assert metric_of("latency_s:0.5") == Metric(name="latency_s", failure_loss=0.5)
-    assert metric_of("criterion:right").name == "criterion:right"
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def test_a_cycle_waits_for_budget_interval_and_new_tasks(agent: Path, monkeypatc
     monkeypatch.setattr("time.time", lambda: now() + 6.9 * 86400)
     assert "the next cycle is due at" in run("run", "support")["reason"]
     monkeypatch.setattr("time.time", lambda: now() - 86400)  # the clock is set back
-    assert run("run", "support")["reason"] == "the budget of seven days is used up (max_calls, max_cost_usd)"
+    assert run("run", "support")["reason"] == "the budget of seven days is used up (`max_calls`, `max_cost_usd`)"
     monkeypatch.setattr("time.time", lambda: now() + 7.1 * 86400)
     assert run("run", "support")["reason"] == "new tasks are 0, 1 are required"
     serve(30, 1)

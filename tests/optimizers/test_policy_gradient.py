@@ -233,7 +233,7 @@ def test_each_alarm_names_its_remedy_once() -> None:
         entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], zero_variance_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7
     )
     assert set(watch.alarms) == {"entropy", "zero_variance", "kl"}
-    assert "Raise beta=…" in watch.alarms["entropy"]
+    assert "Raise `beta=…`" in watch.alarms["entropy"]
     assert "harder tasks" in watch.alarms["zero_variance"]
     assert watch.update(8, {"entropy": 0.1}) == []
     assert (

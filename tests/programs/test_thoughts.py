@@ -97,10 +97,11 @@ def test_the_budget_of_an_agent_is_part_of_its_state_and_version() -> None:
     assert "thinking" not in program_state(MathQA())
 
 
-@pytest.mark.parametrize(("thinking", "prompt_format"), [(0, "json"), (4, "lean"), ("low", "json"), (10**6, "json")])
-def test_an_agent_thinks_within_its_budget(small_embedded: str, prompt_format: str, thinking: Any) -> None:
+@pytest.mark.model
+@pytest.mark.parametrize(("thinking", "prompt_format"), [(0, "json"), (4, "lean"), ("low", "lean"), (10**6, "json")])
+def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, thinking: Any) -> None:
     calls: list[Call] = []
-    lm = get_lm(small_embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
+    lm = get_lm(embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
     agent = MathQA(prompt_format=prompt_format, thinking=thinking)
     agent.set_parameters({"max_steps": 2, "temperature": 0.1})
     with dspy.context(lm=lm):

@@ -88,7 +88,7 @@ def small_model(folder: Path) -> EmbeddedModel:
 
 
 def _tokenizer() -> tuple[list[str], list[str]]:
-    """Tokens in their order and merges of a byte-level vocabulary of the documentation's words."""
+    """Tokens in their order and merges of a byte-level vocabulary of the licence's words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token=_SPECIAL[0]))
@@ -97,7 +97,7 @@ def _tokenizer() -> tuple[list[str], list[str]]:
     trainer = trainers.BpeTrainer(
         vocab_size=2048, special_tokens=list(_SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    pages = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
-    tokenizer.train_from_iterator([page.read_text(encoding="utf-8") for page in pages], trainer)
+    text = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")  # which no edit of the project changes
+    tokenizer.train_from_iterator([text], trainer)
     state = json.loads(tokenizer.to_str())["model"]
     return sorted(state["vocab"], key=state["vocab"].__getitem__), [" ".join(pair) for pair in state["merges"]]

@@ -246,8 +246,10 @@ def test_preflight_calls_are_not_paid_twice(place: Path) -> None:
         return lm.scripted.calls, report
 
     plain, checked = spent(preflight=False), spent()
-    assert plain[0] == checked[0] == checked[1].meter.usage.calls
-    assert checked[1].meter.of("preflight").calls == 2  # the program's and the judge's
+    assert plain[0] == checked[0] == checked[1].calls
+    with Store(".assay/assay.db") as store:
+        phases = [rollout.phase for rollout in store.rollouts()]
+    assert phases.count("preflight") == 2  # the program's call and the judge's
     assert checked[1].evaluation.scores == plain[1].evaluation.scores
 
 

@@ -226,5 +226,5 @@ def check_stages(curriculum: Curriculum, parts: Mapping[str, Sequence[Task]], sp
             if not any(stage_of(task.metadata) == stage.name for task in parts[split]):
                 raise DataError(
                     f"{stage.where_from}: the stage {stage.name!r} has no {split} task: add tasks to it, or take more "
-                    "of them"
+                    f"of them (`{split}_size`)"
                 )

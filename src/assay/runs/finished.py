@@ -19,7 +19,7 @@ from assay.models import Caps
 from assay.sources.artifact_files import is_artifact
 from assay.support.places import write_whole
 from assay.support.refused import FULL_DISK, note_full_disk
-from assay.support.scrubbing import message, results
+from assay.support.scrubbing import error_text, message, results
 from assay.support.values import digest_of, json_text
 from assay.traces.store.listing import FAILURE
 
@@ -38,7 +38,8 @@ def keep_failure(folder: Path, error: BaseException | None) -> str:
     if error is None:
         file.unlink(missing_ok=True)
         return "running"
-    if text := message(unspoken(error)).strip():
+    text = message(unspoken(error)) if isinstance(error, AssayError) else error_text(error)
+    if text := text.strip():
         with suppress(OSError, AssayError):  # the disk may be full, and the run ends with this error anyway
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(file, text[:_LONGEST])

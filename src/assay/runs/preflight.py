@@ -286,7 +286,7 @@ def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> No
         model, cause = broken[-1]
         raise ModelError(
             f"{model} did not answer the judge {judge.spec.text[:80]!r}: {cause}. "
-            f"Check the model, its key and address (model, `api_key_env`, `api_base`); {SKIP}"
+            f"Check the model, its key and address (`model`, `api_key_env`, `api_base`); {SKIP}"
         )
 
 
