@@ -103,7 +103,7 @@ def test_a_model_file_is_loaded_by_path_with_its_own_template(small_embedded: st
     metadata = read_metadata(path)
     assert metadata["general.architecture"] == "llama"
     assert "<|im_start|>" in metadata["tokenizer.chat_template"]
-    lm = get_lm(f"embedded:{path}", temperature=0.1, seed=1)
+    lm = get_lm(f"embedded:{path}", temperature=0.1, seed=1, max_tokens=16)
     assert lm.recording.backend.weights == get_lm(small_embedded).recording.backend.weights
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
         assert lm("Say hello.")[0]

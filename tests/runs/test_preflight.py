@@ -151,7 +151,7 @@ def test_a_program_without_answers_stops_every_job(place: Path, job: int, body: 
     (place / "mine.py").write_text(PROGRAM.format(body=body))
 
     def slowly(request: Any) -> Any:
-        time.sleep(0.05)  # the job reads its runs meanwhile; after instant answers more runs have begun by then
+        time.sleep(0.2)  # the job reads its runs meanwhile; after instant answers more runs have begun by then
         return answers(request)
 
     lm = scripted_lm(slowly)

@@ -173,7 +173,7 @@ def test_erasure_names_adapters_trained_on_an_export_and_their_successors(
     trained = train_sft(
         report.path,
         "first",
-        SFTSettings(model=small_embedded, lora_r=2, epochs=1, max_length=256, eval_fraction=0.0, min_quality=0.0),
+        SFTSettings(model=small_embedded, lora_r=2, epochs=1, max_length=1024, eval_fraction=0.0, min_quality=0.0),
     )
     first = find_adapter("first")
     keep_adapter("after", trained.path, base="small", after=[first])  # as if trained on other data
