@@ -60,7 +60,7 @@ def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_sea
         ({"ranges": {"max_steps": (1, math.inf)}}, ConfigError, "a finite number"),
         ({"ranges": {"max_steps": (math.nan, 3)}}, ConfigError, "a finite number"),
         ({"seed": -1}, ConfigError, "seed: must be"),
-        ({"storage": "://x"}, ConfigError, "is not a database URL"),
+        ({"storage": "://x"}, ConfigError, "storage: it is neither"),
         ({"method": "policy", "learning_rate": math.nan}, ConfigError, "must be a finite number"),
         ({"method": "policy", "tasks_per_episode": 0}, ConfigError, "tasks_per_episode: must be"),
         ({"method": "policy", "sampler": "random"}, ConfigError, "sampler: would have no effect on a policy"),

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from assay.programs import DocumentIndex
+from assay.support.addresses import DatabaseAddress
 from assay.traces.store.connection import open_engine
 from assay.traces.store.tables import metadata
 
@@ -42,7 +43,7 @@ def docs(tmp_path: Path) -> Path:
 
 def rows(url: str) -> tuple[int, ...]:
     """Rows of documents and passages."""
-    engine = open_engine(url if "://" in url else f"sqlite:///{url}")
+    engine = open_engine(DatabaseAddress.of(url))
     with engine.connect() as connection:
         sizes = tuple(
             connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one()

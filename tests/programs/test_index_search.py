@@ -16,7 +16,7 @@ from assay.programs import DocumentIndex, Memory
 from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.fulltext import searched, words_of
 from assay.programs.retrieval.retriever import fused
-from assay.traces.store.location import store_url
+from assay.traces.store.location import store_address
 
 
 def letters(texts: list[str]) -> Any:
@@ -92,4 +92,4 @@ def test_the_store_of_a_command_is_that_of_the_programs_index_and_memory(docs: P
     assert "pump.md" in result.output
     assert [fact.text for fact in Memory("own.db").history("Ada")] == ["Marlow"]
     assert not Path(".assay").exists()
-    assert store_url() == "sqlite:///.assay/assay.db"  # the next command has its own
+    assert store_address().file == Path(".assay/assay.db")  # the next command has its own

@@ -20,6 +20,7 @@ from assay.errors import ConfigError, StoreError
 from assay.programs import DocumentIndex
 from assay.programs.retrieval import building as folders
 from assay.programs.retrieval.building import update_index
+from assay.support.addresses import DatabaseAddress
 from assay.traces import Store
 from assay.traces.store.connection import open_engine
 
@@ -127,7 +128,7 @@ def test_a_file_that_vanishes_after_the_listing_is_no_error(docs: Path) -> None:
     (docs / "pump.md").write_text("changed")
     listed = folders.FolderFiles.of(docs)
     (docs / "pump.md").unlink()
-    engine = open_engine("sqlite:///s.db")
+    engine = open_engine(DatabaseAddress.of("s.db"))
     updated = update_index(engine, docs, "documents", listed=listed)
     engine.dispose()
     assert (updated.removed, updated.unchanged, dict(updated.skipped)) == (1, 1, {})

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.deployment.evidence import arm_of
-from assay.traces.store import store_url, tables as schema
+from assay.traces.store import store_address, tables as schema
 
 __all__ = ["Rows", "problems_in", "snapshot"]
 
@@ -34,7 +34,7 @@ def snapshot(store: str, *, rollouts: bool) -> Rows:
     Args:
         rollouts: also those of their rollouts.
     """
-    engine = sa.create_engine(store_url(store), poolclass=sa.NullPool)
+    engine = sa.create_engine(store_address(store).url, poolclass=sa.NullPool)
     r = schema.rollouts.c
     columns = (r.id, r.deployment, r.stage, r.arm, r.unit, r.propensity)
     with engine.connect() as connection:

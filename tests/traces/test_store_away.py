@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
-from assay.traces.store import connection as connections, store as stores, store_url
+from assay.traces.store import connection as connections, store as stores, store_address
 from assay.traces.store.rows import transition_row
 from assay.traces.store.writer import Rows, Spill
 
@@ -168,7 +168,7 @@ def killed_while(unavailable: AbstractContextManager[None], store: str) -> tuple
 
 @contextmanager
 def locked_table(url: str) -> Iterator[None]:
-    engine = sa.create_engine(store_url(url))
+    engine = sa.create_engine(store_address(url).url)
     with engine.connect() as connection:
         connection.execute(sa.text("LOCK TABLE transitions IN ACCESS EXCLUSIVE MODE"))
         yield

@@ -34,7 +34,7 @@ from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, ConfigError, DataError, DeploymentError
 from assay.evaluation.progress import Progress
 from assay.reports.markdown import with_interval
-from assay.runs.opening import artifact_place, home_of
+from assay.runs.opening import artifact_place
 from assay.runs.rescoring import score_stored
 from assay.runs.scoring_settings import ScoringSettings, StoredJudge
 from assay.runs.unused import settings_of_another_job
@@ -46,6 +46,7 @@ from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import Lease, LostLease, seconds
+from assay.traces.store.location import home_of
 
 # -- The improvement of a cycle: `assay.compile`, `assay.improve` or a function of the user's own.
 

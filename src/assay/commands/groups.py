@@ -90,12 +90,12 @@ class InExistingStore(InStore):
         """The store, opened. Raises `StoreError` where there is none, instead of creating it."""
         from assay.errors import StoreError
         from assay.traces.store import Store
-        from assay.traces.store.location import store_file
+        from assay.traces.store.location import store_address
 
-        file = store_file(self.store)
-        if file is not None and not file.is_file():
+        address = store_address(self.store)
+        if not address.exists:
             raise StoreError(
-                f"there is no store at {file}: no command has written one yet", hint="Name it with `store`"
+                f"there is no store at {address.shown}: no command has written one yet", hint="Name it with `store`"
             )
         return Store(self.store)
 

@@ -100,13 +100,13 @@ class Impact(Reported, Trusting, InStore, NewArtifact, ParameterJob):
         from assay.programs.budgets import thresholds_of
         from assay.runs.arguments import named
         from assay.runs.jobs import open_job, salt_at
-        from assay.runs.opening import home_of
         from assay.runs.preflight import checked, see_models
         from assay.runs.studies import facts_of, objective_of, space_of, storage_of, study_to_show
         from assay.sources.modules import without_call
         from assay.support.names import place_in
         from assay.support.places import write_whole
         from assay.support.values import json_text
+        from assay.traces.store.location import home_of
         from assay.traces.store.sealing import resolve_salt
 
         program, lm, config = named(self)

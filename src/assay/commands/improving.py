@@ -52,7 +52,7 @@ from assay.runs.groups import PromptJob
 from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
-from assay.runs.opening import artifact_place, home_of, pinned
+from assay.runs.opening import artifact_place, pinned
 from assay.runs.policy_training import Retained, guards_of
 from assay.runs.preflight import checked, preflight, require_predictors
 from assay.runs.unused import settings_of_another_job, unused_settings
@@ -67,6 +67,7 @@ from assay.support.scrubbing import results
 from assay.support.values import json_text, json_value
 from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
+from assay.traces.store.location import home_of
 
 STATE = "state.json"  # of an unfinished improvement, in its folder
 _FORMAT = 4  # of this state

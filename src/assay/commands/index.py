@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from assay.programs.retrieval.building import IndexCounts
+    from assay.support.addresses import DatabaseAddress
 
 _NAME = 64  # characters; the width of the column
 
@@ -109,8 +110,8 @@ class Index(Trusting, Reported, InStore):
     def run(self) -> IndexReport:
         from assay.programs.retrieval.building import IndexCounts, remove_folder
         from assay.programs.retrieval.index import embed_missing, embedder_of
-        from assay.traces.store.connection import open_engine, url_without_password
-        from assay.traces.store.location import store_url
+        from assay.traces.store.connection import open_engine
+        from assay.traces.store.location import store_address
 
         root, progress = Path(self.folder).expanduser().resolve(), self.reporter
         if not root.is_dir() and not self.remove:
@@ -119,10 +120,10 @@ class Index(Trusting, Reported, InStore):
                 f"{str(self.folder)!r} is a file" if is_file else f"there is no folder {str(self.folder)!r}",
                 hint="Name the folder whose files are to be indexed",
             )
-        vectors, url = embedder_of(_loaded(self.embedder)), store_url(self.store)
-        engine = open_engine(url)
+        vectors, address = embedder_of(_loaded(self.embedder)), store_address(self.store)
+        engine = open_engine(address)
         try:
-            with _alone(engine, url, self.name):
+            with _alone(engine, address, self.name):
                 embedded = None
                 if self.remove:
                     counts = IndexCounts(removed=remove_folder(engine, root, self.name))
@@ -135,7 +136,7 @@ class Index(Trusting, Reported, InStore):
         finally:
             engine.dispose()
         return IndexReport(
-            index=self.name, folder=str(root), store=url_without_password(url).removeprefix("sqlite:///"),
+            index=self.name, folder=str(root), store=address.shown,
             added=counts.added, changed=counts.changed, unchanged=counts.unchanged, removed=counts.removed,
             skipped=dict(counts.skipped), examples=dict(counts.examples), passages_written=counts.passages,
             documents=documents, passages=passages, embedded=embedded,
@@ -168,7 +169,7 @@ def _loaded(embedder: Any) -> Any:
 
 
 @contextmanager
-def _alone(engine: "sa.Engine", url: str, name: str) -> Iterator[None]:
+def _alone(engine: "sa.Engine", address: "DatabaseAddress", name: str) -> Iterator[None]:
     """No other process changes the index meanwhile. Searching it is possible.
 
     Raises:
@@ -177,10 +178,9 @@ def _alone(engine: "sa.Engine", url: str, name: str) -> Iterator[None]:
     import sqlalchemy as sa
 
     from assay.runs.lock import exclusive_lock
-    from assay.traces.store.location import store_file
 
     digest = hashlib.sha256(name.encode()).digest()
-    file = store_file(url)
+    file = address.file
     if file is not None:
         with exclusive_lock(file.with_name(f"{file.name}.index-{digest.hex()[:8]}.lock")):
             yield

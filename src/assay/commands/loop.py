@@ -346,22 +346,20 @@ class InstallLoop(OfAgent, WithFile):
     def _has_loop(self) -> bool:
         from assay.deployment.loops import Loops
         from assay.traces.store import Store
-        from assay.traces.store.location import store_file
+        from assay.traces.store.location import store_address
 
-        file = store_file(self.store)
-        if file is not None and not file.is_file():
+        if not store_address(self.store).exists:
             return False
         with Store(self.store) as store:
             return Loops(store.engine).get(self.agent) is not None
 
     def _flags(self) -> list[str]:
-        from assay.traces.store.connection import password_of
-        from assay.traces.store.location import store_url
+        from assay.traces.store.location import store_address
 
         flags = [] if self.file is None else ["--file", str(Path(self.file).absolute())]
         if self.store is None:
             return flags
-        if password_of(store_url(self.store)):
+        if store_address(self.store).secret:
             raise ConfigError(
                 "the store's URL has a password, which must not be in a schedule: set ASSAY_STORE in its environment"
             )

@@ -44,7 +44,7 @@ class Pool(OfAgent, InExistingStore, PoolSettings):
 
     def _key(self) -> Path | None:
         """One key for all pools of a store, so that a task has the same surrogates, and so the same id, in each."""
-        from assay.runs.opening import home_of
+        from assay.traces.store.location import home_of
 
         if self.privacy == "off":
             return None

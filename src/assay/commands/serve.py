@@ -233,7 +233,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
         from assay.traces.gateway.upstreams import silent_server, upstream_of
         from assay.traces.otlp.exporter import Endpoint
         from assay.traces.records import new_id
-        from assay.traces.store import Store, store_url, url_without_password
+        from assay.traces.store import Store
 
         limits = ConnectionLimits(
             most=self.max_connections, idle_s=self.connection_idle_s, receive_s=self.receive_s,
@@ -289,7 +289,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
                     url=f"http://{'[' + self.host + ']' if ':' in self.host else self.host}:{port}",
                     model=upstream.name, run=run_id, key=None if self.key else gateway.access.key, stop=stop,
                     agents={name: agent.router.champion.name for name, agent in agents.items()},
-                    database=url_without_password(store_url(self.store)).removeprefix("sqlite:///"),
+                    database=store.address.shown,
                 ))  # fmt: skip
             await ended.wait()
         finally:

@@ -305,10 +305,10 @@ class CountRollouts(InExistingStore, OfRun):
 
     def run(self) -> StoreStats:
         from assay.traces.store.counts import file_stats
-        from assay.traces.store.location import store_file
+        from assay.traces.store.location import store_address
 
         # A SQLite file is read without opening a `Store`, which loads SQLAlchemy.
-        file = store_file(self.store)
+        file = store_address(self.store).file
         counts = None if file is None else file_stats(file, self.run_id)
         if counts is None:
             with self.opened() as store:
@@ -626,9 +626,9 @@ class ForgetSubject(InExistingStore):
         from assay.deployment.deployments import Deployments, versions_of_erased
         from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
         from assay.runs.lineage import lineage_of
-        from assay.runs.opening import home_of
         from assay.traces.records import subject_digests
         from assay.traces.store.erasure import erase_subject
+        from assay.traces.store.location import home_of
 
         home, digests = home_of(self.store), subject_digests(self.subject)
         with self.opened() as store:

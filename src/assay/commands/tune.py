@@ -746,13 +746,13 @@ def _by_optuna(
     from assay.optimizers.parameters import outcome_of, search
     from assay.optimizers.parameters.search import requeue_all
     from assay.runs.studies import study_of
-    from assay.traces import url_without_password
+    from assay.support.addresses import DatabaseAddress
 
     val = job.splits.val
     study = study_of(job, config, config.search, space, url)
     alone = config.study is None and config.workers == 1
     progress.say(
-        f"study {study.study_name} in {url_without_password(url)}: {config.trials} trials of {len(val)} val tasks; "
+        f"study {study.study_name} in {DatabaseAddress.of(url)}: {config.trials} trials of {len(val)} val tasks; "
         "the test split is sealed"
     )
     if moved := [
@@ -959,14 +959,14 @@ def _drawn(report: TuneReport, job: "Job", config: Tune, url: str) -> TuneReport
     from assay.optimizers.parameters import in_figures
     from assay.optimizers.parameters.impact import importance, write_page
     from assay.runs.studies import facts_of
-    from assay.traces import url_without_password
+    from assay.support.addresses import DatabaseAddress
 
     try:
         study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
         report = replace(report, importance=importance(study))
     except (KeyError, sa.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:  # the result needs no charts
         reason = str(error).partition("\n")[0]
-        note = f"no page: the study at {url_without_password(url)} is gone ({reason})"
+        note = f"no page: the study at {DatabaseAddress.of(url).shown} is gone ({reason})"
         return replace(report, notes=[*report.notes, note])
     best = ", ".join(f"{name} {in_figures(value)}" for name, value in report.best.items())
     facts = {**facts_of(job, config), "trials": len(report.history), "best": best}

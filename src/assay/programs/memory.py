@@ -21,7 +21,7 @@ from assay.traces.records import subject_digest, subject_digests
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.connection import open_engine
 from assay.traces.store.erasure import fact_line
-from assay.traces.store.location import store_url
+from assay.traces.store.location import store_address
 from assay.traces.store.rows import clean
 
 _TEXT, _NAME = 2000, 64  # characters
@@ -80,7 +80,7 @@ class Memory:
         if not isinstance(name, str) or not 0 < len(name) <= _NAME:
             raise ConfigError(f"name={name!r} must be a text of 1 to {_NAME} characters")
         self.name, self.tenant, self.clock = name, tenant, clock
-        self.engine = store.engine if isinstance(store, Store) else open_engine(store_url(store))
+        self.engine = store.engine if isinstance(store, Store) else open_engine(store_address(store))
         self._lock = threading.Lock()  # a fact and what it supersedes are written together
         prepare(self.engine, "facts", ("about", "text"))
 

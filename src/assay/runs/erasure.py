@@ -121,7 +121,7 @@ def erase_files(store: Store, home: Path, texts: ErasedTexts, elsewhere: Collect
         *((Path(place), place.endswith(_PAGE)) for place in elsewhere),
     ]:
         for path in _files_below(root):
-            if (place := path.resolve()) not in seen and not _is_of_store(path, store.url):
+            if (place := path.resolve()) not in seen and not _is_of_store(path, store.address.file):
                 seen.add(place)
                 _erase_file(path, texts, files, ours=ours)
     changed = {Path(path).resolve() for path in files.emptied}
@@ -179,11 +179,10 @@ def _files_below(root: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in sorted(names) if not (Path(folder) / name).is_symlink())
 
 
-def _is_of_store(path: Path, url: str) -> bool:
+def _is_of_store(path: Path, file: Path | None) -> bool:
     """Whether a file is the store's, a log of a database, the response cache, or a lock."""
-    name = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
     return (
-        (bool(name) and path.resolve() == Path(name).resolve())
+        (file is not None and path.resolve() == file.resolve())
         or path.name.endswith(("-wal", "-shm", "-journal", ".lock"))
         or (path.parent.name == "cache" and path.name == "responses.db")
     )

@@ -18,6 +18,7 @@ from assay.models.prices import price_text
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
 from assay.optimizers.settings import CompileConfig, Objectives
+from assay.support.addresses import DatabaseAddress
 from assay.support.options import EXPERT, Count, Flag, Pair, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
@@ -461,10 +462,9 @@ class ParameterJob(Objectives, FourSplits, ProgramJob):
 
     def check(self) -> None:
         from assay.optimizers.parameters.space import check_ranges
-        from assay.traces.store import check_url
 
         if self.storage:
-            check_url(self.storage)
+            DatabaseAddress.of(self.storage, "storage")
         check_ranges(self.ranges, self.parameters)
 
     @property
@@ -479,9 +479,7 @@ class ParameterJob(Objectives, FourSplits, ProgramJob):
 
     @property
     def without_passwords(self) -> dict[str, Any]:
-        from assay.traces.store import url_without_password
-
-        storage = {"storage": url_without_password(self.storage)} if self.storage else {}
+        storage = {"storage": DatabaseAddress.of(self.storage).shown} if self.storage else {}
         return {**super().without_passwords, **storage}
 
 

@@ -27,9 +27,10 @@ from assay.runs.groups import KeyedJob
 from assay.runs.lock import exclusive_lock
 from assay.sources.artifact_files import is_artifact
 from assay.support.names import place_in
-from assay.traces import Recorder, Store, store_url
+from assay.traces import Recorder, Store
 from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.listing import run_folder
+from assay.traces.store.location import home_of
 from assay.traces.store.sealing import claim_salt
 
 
@@ -207,12 +208,6 @@ def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store
             opened.close()
         except Exception as error:  # the run's result must not be lost with its last rows
             progress.say(f"warning: {error}")
-
-
-def home_of(store: str | Path | None) -> Path:
-    """The folder of runs, cache and artifacts: that of the SQLite file, or `.assay` if the store is a server."""
-    url = store_url(store)
-    return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
 
 
 def artifact_place(store: str | Path | None, out: str | Path | None, name: str, *, resume: bool = False) -> Path:

@@ -19,7 +19,7 @@ from assay.runs.groups import ProgramJob
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.support.numbers import counted
 from assay.support.report import OBJECT, Report
-from assay.traces import Store, store_url
+from assay.traces import Store, store_address
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import known_splits, resolve_salt
 
@@ -140,8 +140,7 @@ def planned(
 
 def _latency_s(store: str | Path | None, model: str) -> float | None:
     """Mean seconds per call of a model in the latest rollouts of the store; None if there are none."""
-    url = store_url(store)
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
+    if not store_address(store).exists:
         return None
     r, t = schema.rollouts, schema.transitions
     # ordered as the index is, so that a large store is not sorted

@@ -33,13 +33,13 @@ from assay.runs.finished import FinishedRun
 from assay.runs.groups import ProgramJob
 from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
-from assay.runs.opening import home_of
 from assay.runs.preflight import preflight, preflight_judges
 from assay.runs.project_file import is_of_project
 from assay.runs.rl_settings import ROLLOUTS_ONLY, RLSettings
 from assay.runs.served_agents import agent_program, serving
 from assay.runs.trainings import open_training
 from assay.runs.unused import unused_settings
+from assay.traces.store.location import home_of
 from assay.traces.store.sealing import Openings
 
 

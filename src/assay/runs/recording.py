@@ -30,7 +30,7 @@ from assay.runs.loading import load_rubric
 from assay.support.names import one_of
 from assay.support.scrubbing import error_text
 from assay.support.values import json_value
-from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
+from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_address
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
 from assay.traces.records import new_id
@@ -297,9 +297,8 @@ def _with_fields(task: Task, fields: RolloutFields) -> Task:
 
 def opened_store(target: str | Path | None) -> tuple[Store, Recorder]:
     """The store and recorder of this process for a database; they are closed when the process ends."""
-    url = store_url(target)
-    if url.startswith("sqlite:///"):
-        url = f"sqlite:///{Path(url.removeprefix('sqlite:///')).absolute()}"
+    address = store_address(target)
+    url = address.url if address.file is None else str(address.file.absolute())
     with _lock:
         if url not in _opened:
             store = Store(url)

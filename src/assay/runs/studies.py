@@ -19,9 +19,10 @@ from assay.programs.budgets import allocates, set_thinking, thresholds_of
 from assay.programs.thinking import THRESHOLDS
 from assay.runs.groups import ParameterJob
 from assay.runs.jobs import Job
-from assay.runs.opening import home_of
+from assay.support.addresses import DatabaseAddress
 from assay.support.values import digest_of
-from assay.traces import store_url, url_without_password
+from assay.traces import store_address
+from assay.traces.store.location import home_of
 
 if TYPE_CHECKING:
     import optuna
@@ -128,10 +129,10 @@ def objective_of(job: Job, config: ParameterJob, space: Space) -> ProgramObjecti
 
 def storage_of(config: ParameterJob, store: str | Path | None) -> str:
     """URL of the study's storage: as set, else the store's server, else a file next to the SQLite store."""
-    if config.storage:
-        return store_url(config.storage)
-    url = store_url(store)
-    return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
+    address = DatabaseAddress.of(config.storage, "storage") if config.storage else store_address(store)
+    if config.storage or address.file is None:
+        return address.url
+    return DatabaseAddress.of(str((home_of(store) / "studies.db").resolve())).url
 
 
 def study_of(
@@ -155,21 +156,17 @@ def study_to_show(job: Job, config: ParameterJob, space: Space, url: str) -> "op
     """
     import optuna
 
-    file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
+    address = DatabaseAddress.of(url)
     try:
-        summaries = (
-            optuna.get_all_study_summaries(storage=url, include_best_trial=False)
-            if file is None or Path(file).is_file()
-            else []
-        )
+        summaries = optuna.get_all_study_summaries(storage=url, include_best_trial=False) if address.exists else []
     except Exception as error:
         raise StoreError(
-            f"the studies at {url_without_password(url)} cannot be read: {str(error).partition(chr(10))[0]}"
+            f"the studies at {address.shown} cannot be read: {str(error).partition(chr(10))[0]}"
         ) from error
     if config.study:
         summaries = [summary for summary in summaries if summary.study_name == config.study]
         if not summaries:
-            raise ConfigError(f"there is no study {config.study!r} at {url_without_password(url)}")
+            raise ConfigError(f"there is no study {config.study!r} at {address.shown}")
     else:
         space_description = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
         summaries = [

@@ -19,9 +19,10 @@ from assay.reports.training_log import TrainingLog
 from assay.runs.ending import cancelled_by_signals
 from assay.runs.finished import FinishedRun, keep_failure
 from assay.runs.lock import exclusive_lock
-from assay.runs.opening import home_of, new_run_id, opened_store
+from assay.runs.opening import new_run_id, opened_store
 from assay.support.values import json_text
 from assay.traces.store.listing import run_folder
+from assay.traces.store.location import home_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from assay.traces.places import acting_as, current_rollout
     from assay.traces.recorder import Recorder
     from assay.traces.records import Rollout, ToolCall, Transition, Verdict
-    from assay.traces.store.connection import url_without_password
-    from assay.traces.store.location import store_url
+    from assay.traces.store.location import store_address
     from assay.traces.store.store import Store
 else:
     __getattr__, __dir__ = attach(
@@ -18,8 +17,7 @@ else:
             "places": "acting_as current_rollout",
             "recorder": "Recorder",
             "records": "Rollout ToolCall Transition Verdict",
-            "store.location": "store_url",
-            "store.connection": "url_without_password",
+            "store.location": "store_address",
             "store.store": "Store",
         },
     )
@@ -33,6 +31,5 @@ __all__ = [
     "Verdict",
     "acting_as",
     "current_rollout",
-    "store_url",
-    "url_without_password",
+    "store_address",
 ]

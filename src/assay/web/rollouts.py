@@ -22,7 +22,7 @@ from assay.traces.records import NOT_AGENTS, Rollout, ToolCall, Transition, stor
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.evaluations import Evaluated, evaluations_of_task, is_training
 from assay.traces.store.listing import finished_report, run_folder
-from assay.traces.store.location import store_file
+from assay.traces.store.location import home_of
 from assay.traces.store.paging import Cursor, RolloutFilters, RolloutPage, calls_from, rollout_page
 from assay.traces.store.rows import rollout_of
 from assay.web.rendering import (
@@ -317,8 +317,7 @@ _FIRST_NAME = "picked"
 
 def _folder(where: str | Path | None) -> Path:
     """The folder of datasets next to a store."""
-    file = store_file(where)
-    return (file.parent if file is not None else Path(".assay")) / "datasets"
+    return home_of(where) / "datasets"
 
 
 def dataset_values(

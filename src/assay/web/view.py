@@ -49,14 +49,14 @@ class View(Listening, InExistingStore):
 
     async def _serve(self) -> None:
         from assay.traces.gateway.connections import ConnectionLimits, Listener
-        from assay.traces.store import url_without_password
+        from assay.traces.store import store_address
         from assay.web.access import PageAccess
         from assay.web.server import LocalPage, reachable
 
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a traceback for each broken connection
         access = PageAccess(self.key, host=self.host, names=tuple(self.allow_host))
         where = None if self.store is None else str(self.store)
-        without_password = where if where is not None and url_without_password(where) == where else None
+        without_password = None if where is None or store_address(where).secret else where
         with self.opened() as store:
             page = LocalPage(store, access, where=where, store_flag=without_password)
             listener = Listener(page.app(), ConnectionLimits(most=100), set(), shutdown_s=1.0)

@@ -26,7 +26,7 @@ from assay.optimizers.parameters.objective import Objective, runs_by_task
 from assay.optimizers.parameters.results import REQUEUED, SearchOutcome, first_by_task, outcome_of
 from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.settings import OBJECTIVES, SearchConfig
-from assay.traces.store import url_without_password
+from assay.support.addresses import DatabaseAddress
 from assay.traces.store.connection import sqlite_pragmas
 
 # -- Opens a study, and makes its sampler and pruner.
@@ -70,7 +70,7 @@ def open_study(
                 )
                 if attempt + 1 == _OPENINGS or not of_database:
                     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                    location = url_without_password(url) if url else "memory"
+                    location = DatabaseAddress.of(url).shown if url else "memory"
                     raise StoreError(f"the study {name!r} at {location} cannot be opened: {reason}") from error
                 time.sleep(
                     random.uniform(0.1, 0.2 * 2**attempt)

@@ -17,8 +17,8 @@ from assay.programs.retrieval.retriever import Passage, check_count, fused
 from assay.sources.naming import public
 from assay.support.options import takes
 from assay.traces.store import tables as schema
-from assay.traces.store.connection import open_engine, url_without_password
-from assay.traces.store.location import store_file, store_url
+from assay.traces.store.connection import open_engine
+from assay.traces.store.location import store_address
 from assay.traces.store.upserts import upsert
 
 # -- Dense vectors of passages: stored next to them, and searched by the cosine. The vectors are held in memory.
@@ -193,7 +193,7 @@ class DocumentIndex:
 
     @takes
     def __init__(self, store: str | Path | None = None, name: str = INDEX, *, embedder: Any = None) -> None:
-        self.url, self.name, self.embedder = store_url(store), name, embedder_of(embedder)
+        self.address, self.name, self.embedder = store_address(store), name, embedder_of(embedder)
         self._vectors = Vectors(name, self.embedder) if self.embedder is not None else None
         self._opening = threading.Lock()
 
@@ -201,14 +201,13 @@ class DocumentIndex:
         return self
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (self.url, self.name, self.embedder)
+        return _rebuilt, (self.address.url, self.name, self.embedder)
 
     @cached_property
     def _engine(self) -> sa.Engine:
-        file = store_file(self.url)
-        if file is not None and not file.is_file():
-            raise StoreError(f"there is no store at {file}, so no index: {self._remedy}")
-        return open_engine(self.url)
+        if not self.address.exists:
+            raise StoreError(f"there is no store at {self.address.shown}, so no index: {self._remedy}")
+        return open_engine(self.address)
 
     @property
     def _remedy(self) -> str:
@@ -243,7 +242,7 @@ class DocumentIndex:
         with engine.connect() as connection:
             if not (fulltext.is_prepared(connection) and self._has_documents(connection)):
                 raise StoreError(
-                    f"the store {url_without_password(self.url)} has no index {self.name!r}{self._others(connection)}: "
+                    f"the store {self.address.shown} has no index {self.name!r}{self._others(connection)}: "
                     f"{self._remedy}"
                 )
             yield connection

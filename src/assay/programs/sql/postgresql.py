@@ -38,7 +38,7 @@ class PostgreSQL:
             import psycopg
         except ImportError as error:
             raise MissingExtra("psycopg", "postgres") from error
-        self._psycopg, self._url = psycopg, re.sub(r"^postgres://", "postgresql://", url)
+        self._psycopg, self._url = psycopg, url
 
     def tables(self) -> tuple[Table, ...]:
         try:

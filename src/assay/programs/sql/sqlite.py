@@ -24,6 +24,7 @@ from assay.programs.sql.database import (
     unusable,
     within_size,
 )
+from assay.support.addresses import DatabaseAddress
 
 # -- Functions of SQLite that take long in one instruction, which cannot be interrupted, in bounded time.
 #
@@ -276,14 +277,16 @@ def open_database(name: str) -> Database:
     """A database by its URL (`postgresql://…`) or the path of an SQLite file.
 
     Raises:
+        ConfigError: it is a URL of another database.
         DataError: there is no such file.
         MissingExtra: the driver of PostgreSQL is not installed.
     """
-    if name.startswith(("postgresql://", "postgres://")):
+    address = DatabaseAddress.of(name, "database")
+    if address.file is None:
         from assay.programs.sql.postgresql import PostgreSQL
 
-        return PostgreSQL(name)
-    path = Path(name)
+        return PostgreSQL(address.conninfo)
+    path = address.file
     if not path.is_file():
         raise DataError(f"database={name!r} is neither a file nor a URL of PostgreSQL")
     return SQLite(path)

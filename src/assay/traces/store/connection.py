@@ -1,4 +1,4 @@
-"""Connections to the store's database: URL, opening, lock timeouts, transient errors. Does not read or write rows."""
+"""Connections to the store's database: opening, lock timeouts, transient errors. Does not read or write rows."""
 
 import sqlite3
 import time
@@ -9,10 +9,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import ConfigError, MissingExtra, NoStore, StoreError
+from assay.errors import MissingExtra, NoStore, StoreError
+from assay.support.addresses import DatabaseAddress
 from assay.support.formats import check_format
 from assay.traces.store import tables as schema
-from assay.traces.store.location import REVISION, store_url
+from assay.traces.store.location import REVISION
 
 # -- Opening a database: creates the tables of a new store, and refuses a store whose tables are not those of `tables`.
 
@@ -21,9 +22,11 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOCK_POSTGRES = 0x6173736179  # key of the advisory lock: "assay" in ASCII
 
 
-def create_or_check(engine: sa.Engine) -> None:
+def create_or_check(engine: sa.Engine, name: str) -> None:
     """Creates the tables of a new store. Safe to call from several threads and processes: one creates, the others wait.
 
+    Args:
+        name: of the store, for messages.
     Raises:
         StoreError: another version of assay wrote the store, or another program has tables of the same names.
     """
@@ -41,7 +44,7 @@ def create_or_check(engine: sa.Engine) -> None:
                 raise
             time.sleep(pause_s)
     check_format(
-        f"the store {engine.url.render_as_string().removeprefix('sqlite:///')}",
+        f"the store {name}",
         _revision(engine),
         REVISION,
         remake="name another store, which is created, and run the jobs again; stores are not converted",
@@ -95,28 +98,7 @@ _MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a 
 _LASTING_POSTGRES = ("3D", "28")  # SQLSTATE classes that do not pass: unknown database, invalid authorization
 
 
-def check_url(url: str) -> None:
-    """Raises `ConfigError` if `url` is not a database URL."""
-    try:
-        sa.engine.make_url(store_url(url))
-    except sa.exc.ArgumentError:
-        raise ConfigError(f"{url!r} is not a database URL: use sqlite:///FILE or postgresql://USER@HOST/NAME") from None
-
-
-def url_without_password(url: str) -> str:
-    """A database URL without its password, for display and storage."""
-    return sa.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else url
-
-
-def password_of(url: str) -> str | None:
-    """The password in a database URL. None if it has none or is not a URL."""
-    try:
-        return sa.engine.make_url(url).password
-    except sa.exc.ArgumentError:  # reported when it is opened
-        return None
-
-
-def open_engine(url: str) -> sa.Engine:
+def open_engine(address: DatabaseAddress) -> sa.Engine:
     """Opens the database. Creates the tables of a new one.
 
     Raises:
@@ -125,29 +107,26 @@ def open_engine(url: str) -> sa.Engine:
         MissingExtra: its driver is not installed.
     """
     try:
-        if url.startswith("sqlite:///"):
-            Path(url.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
-        served = not url.startswith("sqlite")  # a server that never answers must not block the writer for minutes
-        timeout = {"connect_timeout": _CONNECT_S} if served and "connect_timeout" not in url else {}
-        engine = sa.create_engine(url, pool_pre_ping=served, connect_args=timeout)
-        if engine.dialect.name == "sqlite":
+        if address.file is not None:
+            address.file.absolute().parent.mkdir(parents=True, exist_ok=True)
+        served = address.file is None  # a server that never answers must not block the writer for minutes
+        timeout = {"connect_timeout": _CONNECT_S} if served and "connect_timeout" not in address.url else {}
+        engine = sa.create_engine(address.url, pool_pre_ping=served, connect_args=timeout)
+        if address.file is not None:
             sa.event.listen(engine, "connect", sqlite_pragmas)
-        create_or_check(engine)
+        create_or_check(engine, address.shown)
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "postgres") from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
-        if (reason := _no_database(url)) is not None:
-            raise NoStore(f"`store={url.removeprefix('sqlite:///')!r}` {reason}. Name another file") from None
-        raise StoreError(
-            f"cannot open the store {url_without_password(url)}: {getattr(error, 'orig', error)}"
-        ) from error
+        if (reason := _no_database(address.file)) is not None:
+            raise NoStore(f"`store={address.shown!r}` {reason}. Name another file") from None
+        raise StoreError(f"cannot open the store {address.shown}: {getattr(error, 'orig', error)}") from error
     return engine
 
 
-def _no_database(url: str) -> str | None:
-    """Why the file of an SQLite URL is not a database; None if it may be one, or for other databases."""
-    file = Path(url.removeprefix("sqlite:///"))
-    if not url.startswith("sqlite:///") or not file.exists():
+def _no_database(file: Path | None) -> str | None:
+    """Why the file of SQLite is not a database; None if it may be one, or for other databases."""
+    if file is None or not file.exists():
         return None
     if file.is_dir():
         return "is a folder"

@@ -14,7 +14,7 @@ from assay.models.unrecorded import Unrecorded
 from assay.support.names import is_name, place_in
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import Store, tables as schema
-from assay.traces.store.location import store_file
+from assay.traces.store.location import home_of
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.store import PAID, UNPRICED, StoreReads
 
@@ -173,9 +173,8 @@ def run_folder(where: str | Path | None, run_id: str) -> Path:
 
     An id that is not a file name, such as one of another program, is replaced by its hash.
     """
-    file = store_file(where)
     name = run_id if is_name(run_id) else hashlib.sha256(run_id.encode("utf-8", "replace")).hexdigest()
-    return place_in((file.parent if file is not None else Path(".assay")) / "runs", name, "run_id")
+    return place_in(home_of(where) / "runs", name, "run_id")
 
 
 def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:

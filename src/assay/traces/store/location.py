@@ -1,4 +1,4 @@
-"""Location of the store: its URL by argument, environment or default. Does not open it or import a driver."""
+"""Location of the store: its address by argument, environment or default. Does not open it or import a driver."""
 
 import hashlib
 import os
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from assay.support.addresses import DatabaseAddress
 
 # A hash of the definitions in `tables.py`, without comments and white space: any change of a table makes another
 # revision, and is known without importing SQLAlchemy.
@@ -26,16 +28,19 @@ def default_store(where: str) -> Iterator[None]:
         _default = before
 
 
-def store_url(where: str | Path | None = None) -> str:
-    """The database URL: the argument, else `default_store`, else `ASSAY_STORE`, else `.assay/assay.db` in the working
-    folder."""
-    chosen = str(where or _default or os.environ.get("ASSAY_STORE") or Path(".assay") / "assay.db")
-    if "://" not in chosen:
-        return f"sqlite:///{chosen}"
-    return chosen.replace("postgresql://", "postgresql+psycopg://", 1)
+def store_address(where: str | Path | None = None) -> DatabaseAddress:
+    """The address of the store: the argument, else `default_store`, else `ASSAY_STORE`, else `.assay/assay.db` in the
+    working folder.
+
+    Raises:
+        ConfigError: it is not an address of SQLite or PostgreSQL.
+    """
+    named, variable = where or _default, os.environ.get("ASSAY_STORE")
+    text = str(named or variable or Path(".assay") / "assay.db")
+    return DatabaseAddress.of(text, "store" if named or not variable else "ASSAY_STORE")
 
 
-def store_file(where: str | Path | None = None) -> Path | None:
-    """The file of a SQLite store. None for other databases."""
-    url = store_url(where)
-    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+def home_of(where: str | Path | None = None) -> Path:
+    """The folder of runs, cache and artifacts: that of the SQLite file, or `.assay` if the store is a server."""
+    file = store_address(where).file
+    return Path(".assay") if file is None else file.parent

@@ -23,7 +23,7 @@ from assay.support.numbers import counted
 from assay.support.sections import prompt_fields, prompt_readings
 from assay.support.values import json_text
 from assay.traces.records import subject_digest
-from assay.traces.store import Store, store_url, tables as schema
+from assay.traces.store import Store, store_address, tables as schema
 
 DEFAULT_SALT = "assay"
 SEALED = ("gate", "test")
@@ -70,15 +70,10 @@ def resolve_salt(requested: str | None, where: str | Path | None, *, artifact: t
 
 def _peeked(where: str | Path | None) -> str | None:
     """The salt of a store; None if the store does not exist. Does not create it."""
-    if not _exists(where):
+    if not store_address(where).exists:
         return None
     with Store(where) as opened:
         return salt_of(opened)
-
-
-def _exists(where: str | Path | None) -> bool:
-    url = store_url(where)
-    return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file()
 
 
 def claim_salt(store: Store, salt: str) -> None:
@@ -108,7 +103,7 @@ def _refuse(requested: str, stored: str) -> None:
 def known_splits(where: Store | str | Path | None) -> dict[str, str]:
     """The splits of a store's tasks by key; empty if the store does not exist. Does not create it."""
     if not isinstance(where, Store):
-        if not _exists(where):
+        if not store_address(where).exists:
             return {}
         with Store(where) as opened:
             return known_splits(opened)

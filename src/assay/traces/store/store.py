@@ -20,11 +20,11 @@ from assay.errors import ConfigError, StoreError, UnknownRollout
 from assay.models.meter import Usage
 from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.support.refused import add_refused_rows, note_full_disk
-from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
+from assay.support.scrubbing import fields, mask_secrets, message
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
 from assay.traces.store import counts, tables as schema
-from assay.traces.store.connection import is_full, open_engine, passes, password_of, short_waits, url_without_password
-from assay.traces.store.location import store_url
+from assay.traces.store.connection import is_full, open_engine, passes, short_waits
+from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
 from assay.traces.store.tables import transitions
 from assay.traces.store.upserts import make_changes, upsert
@@ -354,18 +354,17 @@ class Store(DirectWrites):
     def __init__(self, where: str | Path | None = None) -> None:
         if not isinstance(where, str | Path | None):
             raise ConfigError(f"where={where!r} must be a database's file or URL")
-        self.url = store_url(where)
-        add_secrets(password_of(self.url))
+        self.address = store_address(where)
         self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
         self.dropped_calls = 0  # transitions among them
         self.full = False  # rows were refused because the disk is full
         self.left = 0  # rows that waited in the file when the store was closed
-        self.spill = Spill(spill_path(self.url), MAX_SPILL_BYTES)
+        self.spill = Spill(spill_path(self.address), MAX_SPILL_BYTES)
         self._numbers = itertools.count()
         self._error: Exception | None = None
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
-        self.engine = open_engine(self.url)
+        self.engine = open_engine(self.address)
         self._never_waits = self._closed = False
         self._rooms: list[Path] = []
         self._refused: set[tuple[str, Any]] = set()  # table and key of rows
@@ -374,6 +373,11 @@ class Store(DirectWrites):
             self.spill, partial(self.write_batch, patience_s=PATIENCE_S), self._write_leftovers, retry_s=RETRY_S
         )
         self._writer = Writer(self._commit, unreachable=self.behind)
+
+    @property
+    def url(self) -> str:
+        """The address with its password, to open the store again."""
+        return self.address.url
 
     def __deepcopy__(self, memo: object) -> "Store":
         return self
@@ -489,12 +493,12 @@ class Store(DirectWrites):
         """
         if not self._writer.alive:
             raise StoreError(
-                f"the writer of the store {url_without_password(self.url)!r} has ended; rows that were waiting are lost"
+                f"the writer of the store {self.address.shown!r} has ended; rows that were waiting are lost"
             )
         if self.full and not self._never_waits:
             timeout_s = min(timeout_s, _FULL_S)  # nobody waits for space
         if not self._writer.flush(timeout_s):
-            text = f"the store {url_without_password(self.url)!r} did not take its rows within {timeout_s:g} s"
+            text = f"the store {self.address.shown!r} did not take its rows within {timeout_s:g} s"
             text += f": {self._error}." if self._error else "."
             if self.spill.rows:
                 text += f" {self.spill.rows} wait in {self.spill.path} and are written when the store is opened again."
@@ -573,8 +577,8 @@ class Store(DirectWrites):
     def keep_room(self) -> None:
         """Sets disk space aside, next to an SQLite file. On a full disk, half of it takes the rows in flight when the
         first row is refused, and the other half what is written after `use_room`."""
-        file = self.url.removeprefix("sqlite:///")
-        if file == self.url or file in ("", ":memory:"):
+        file = self.address.file
+        if file is None:
             return
         self._rooms = [Path(f"{file}.room{number}") for number in (1, 2)]
         with suppress(OSError):
@@ -632,7 +636,7 @@ class Store(DirectWrites):
         Raises:
             StoreError: another version of assay left them; the file is kept.
         """
-        path = spill_path(self.url)
+        path = spill_path(self.address)
         for batches in leftover_batches(path):
             for batch in batches:
                 rows = [(table, row) for name, table in _TABLES.items() for row in batch.get(name, {}).values()]

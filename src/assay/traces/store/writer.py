@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from assay.support.addresses import DatabaseAddress
+
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 
 _BATCH = 500  # rows per transaction
@@ -158,11 +160,11 @@ class Writer:
 _ENDING = ".spill"
 
 
-def spill_path(url: str) -> Path:
+def spill_path(address: DatabaseAddress) -> Path:
     """Path of a store's spill files without their ending: next to an SQLite file, else in `.assay/spill`."""
-    if url.startswith("sqlite:///"):
-        return Path(url.removeprefix("sqlite:///"))
-    return Path(".assay", "spill", hashlib.sha256(url.encode()).hexdigest()[:16]).absolute()
+    if address.file is not None:
+        return address.file
+    return Path(".assay", "spill", hashlib.sha256(address.url.encode()).hexdigest()[:16]).absolute()
 
 
 class Spill:

@@ -1,0 +1,132 @@
+"""Addresses of databases: a file of SQLite, or PostgreSQL servers. Does not open them or import a driver."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from assay.errors import ConfigError
+from assay.support.scrubbing import add_secrets
+
+_SUPPORTED = "Name a file of SQLite (FILE, sqlite:///FILE) or PostgreSQL (postgresql://USER:PASSWORD@HOST:PORT/NAME)"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+)(?:\+([A-Za-z0-9_-]+))?:(//)?")
+_OTHER_FORMS = re.compile(r"(postgres|postgresql|sqlite|mysql|file):|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.I)
+_SERVER = re.compile(r"(?:(?P<who>[^@]*)@)?(?P<hosts>[^/?@]*)(?:/(?P<name>[^?@]*))?(?:\?(?P<query>[^@]*))?", re.S)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.~%-]*)(?::([0-9]*))?")
+_SECRETS = ("password", "sslpassword")  # parameters of libpq
+
+
+@dataclass(frozen=True)
+class DatabaseAddress:
+    """Where a database is.
+
+    Attributes:
+        shown: for messages, reports and stored settings: the file, or the URL of the server without its password.
+        url: as SQLAlchemy reads it.
+        conninfo: of a server, as libpq reads it; empty for a file.
+        file: of SQLite; None for a server.
+        secret: whether `url` has a password.
+    """
+
+    shown: str
+    url: str
+    conninfo: str = ""
+    file: Path | None = None
+    secret: bool = False
+
+    @classmethod
+    def of(cls, text: str, field: str = "") -> "DatabaseAddress":
+        """Reads an address: the name of a file, or a URL. No message shows a part of what it could not read.
+
+        Args:
+            field: the setting that has it, for messages.
+        Raises:
+            ConfigError: it is neither, or of another kind of database.
+        """
+        scheme = _SCHEME.match(text)
+        try:
+            if scheme is None or not scheme[3]:
+                return _file(text)
+            kind, driver, rest = scheme[1].lower(), scheme[2], text[scheme.end() :]
+            if kind not in ("sqlite", "postgresql", "postgres"):
+                raise ConfigError(f"{kind}:// is no database that assay uses", hint=_SUPPORTED)
+            if driver is not None and (kind, driver) not in (("postgresql", "psycopg"), ("postgres", "psycopg")):
+                raise ConfigError(f"the driver {driver} is not used", hint=f"Leave it out: {kind}://…")
+            return _file_of_url(rest) if kind == "sqlite" else _server(rest)
+        except ConfigError as error:
+            error.field = field
+            raise
+
+    def __str__(self) -> str:
+        return self.shown if self.file is None else f"the SQLite file {self.shown}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file exists. A server counts as existing."""
+        return self.file is None or self.file.is_file()
+
+
+def _file(name: str) -> DatabaseAddress:
+    if "://" in name or _OTHER_FORMS.match(name):
+        raise ConfigError("it is neither a file's name nor a URL", hint=_SUPPORTED)
+    if name in ("", ":memory:"):
+        raise ConfigError("a database in memory ends with its process", hint="Name a file")
+    return DatabaseAddress(shown=name, url=_url_of(name), file=Path(name))
+
+
+def _url_of(name: str) -> str:
+    if not {"?", "%"} & set(name):
+        return f"sqlite:///{name}"
+    import sqlalchemy as sa
+
+    url = sa.URL.create("sqlite", database=name).render_as_string()
+    if sa.make_url(url).database != name:
+        raise ConfigError("SQLAlchemy 2.0 reads no ? in a file's name", hint="Install version 2.1, or rename the file")
+    return url
+
+
+def _file_of_url(rest: str) -> DatabaseAddress:
+    if not rest.startswith("/") or "?" in rest:
+        raise ConfigError(
+            "the URL of SQLite names no file, or has parameters",
+            hint="Write sqlite:///FILE, or sqlite:////PATH/FILE from the root",
+        )
+    return _file(unquote(rest[1:]))
+
+
+def _server(rest: str) -> DatabaseAddress:
+    parts = _SERVER.fullmatch(rest)
+    hosts = [_HOST.fullmatch(host) for host in parts["hosts"].split(",")] if parts else []
+    try:
+        query = parse_qsl(parts["query"] or "", keep_blank_values=True, strict_parsing=True) if parts else None
+    except ValueError:
+        query = None
+    places = [host.groups(default="") for host in hosts if host is not None]
+    if parts is None or query is None or len(places) < len(hosts):
+        raise ConfigError(
+            "the URL of PostgreSQL cannot be read",
+            hint="In user and password, write characters other than letters and digits as % and their code: "
+            "@ as %40, / as %2F, : as %3A, ? as %3F",
+        )
+    user, _, password = map(unquote, (parts["who"] or "").partition(":"))
+    secrets = [password, *(value for name, value in query if name in _SECRETS)]
+    add_secrets(*secrets)
+    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    at, at_shown = "@" if login else "", "@" if user else ""
+    end, public = f"/{parts['name'] or ''}", [(name, value) for name, value in query if name not in _SECRETS]
+    names, ports = (",".join(values) for values in zip(*places, strict=True))
+    several = [("host", names.replace("[", "").replace("]", "")), ("port", ports)]
+    # SQLAlchemy takes one host in the URL, several as a parameter
+    places_text, parameters = (parts["hosts"], query) if len(places) == 1 else ("", [*several, *query])
+    return DatabaseAddress(
+        shown=f"postgresql://{quote(user, safe='')}{at_shown}{parts['hosts']}{end}{_as_query(public)}",
+        url=f"postgresql+psycopg://{login}{at}{places_text}{end}{_as_query(parameters)}",
+        conninfo=f"postgresql://{login}{at}{parts['hosts']}{end}{_as_query(query)}",
+        secret=any(secrets),
+    )
+
+
+def _as_query(parameters: Sequence[tuple[str, str]]) -> str:
+    return f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
