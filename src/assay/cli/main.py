@@ -27,6 +27,7 @@ from assay.cli.shared import (
     echo_line,
     print_json,
     refused_by_command,
+    say_waiting,
     stdout_apart,
 )
 from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, long_form, short_form, short_forms
@@ -462,7 +463,9 @@ def _literal(text: str) -> Any:
 @click.version_option(__version__, prog_name="assay")
 def group() -> None:
     """Improve LLM agents (DSPy programs) measured by a rubric: prompts, parameters, judges and weights."""
-    click.get_current_context().meta[REFUSED_BEFORE] = refused()
+    context = click.get_current_context()
+    context.meta[REFUSED_BEFORE] = refused()
+    context.call_on_close(say_waiting)
 
 
 @group.result_callback()

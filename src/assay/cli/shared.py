@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import click
 
 from assay.errors import Names, spoken
-from assay.support.refused import Refused, refused
+from assay.support.numbers import counted
+from assay.support.refused import Refused, refused, waiting
 from assay.support.scrubbing import mask_secrets, message, results
 from assay.support.terminal import echo, escaped, protected, rich_console
 from assay.support.values import json_text
@@ -30,6 +31,8 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     value = value if with_key else results(value)
     if isinstance(value, dict) and (rows := refused_by_command().rows):
         value = {**value, "rows_not_stored": rows}
+    if isinstance(value, dict) and (rows := sum(waiting.values())):
+        value = {**value, "rows_waiting": rows}
     text = json_text(value)
     echo(text if with_key else mask_secrets(text), file=out, with_key=with_key)
 
@@ -38,6 +41,15 @@ def refused_by_command() -> Refused:
     """What disk and store did not take since the command began."""
     context, now = click.get_current_context(silent=True), refused()
     return now.since(now if context is None else context.meta.get(REFUSED_BEFORE, now))
+
+
+def say_waiting() -> None:
+    """Says which rows of other processes the command has found for the stores that it opened."""
+    if rows := refused_by_command().recovered:
+        echo(f"note: {counted(rows, 'rows')} that earlier processes could not write are in the store now", err=True)
+    for place, rows in waiting.items():
+        if rows:
+            echo(f"warning: {counted(rows, 'rows')} of other processes wait for the store in {place}", err=True)
 
 
 def echo_line(line: str) -> None:

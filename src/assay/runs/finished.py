@@ -18,7 +18,7 @@ from assay.evaluation import Progress
 from assay.models import Caps
 from assay.sources.artifact_files import is_artifact
 from assay.support.places import write_whole
-from assay.support.refused import FULL_DISK, note_full_disk
+from assay.support.refused import FULL_DISK, count_refused
 from assay.support.scrubbing import error_text, message, results
 from assay.support.values import digest_of, json_text
 from assay.traces.store.listing import FAILURE
@@ -93,7 +93,7 @@ class FinishedRun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json_text(content))
         except (OSError, AssayError):  # the report itself must not be lost: it is returned all the same
-            note_full_disk()
+            count_refused(full_disks=1)
 
     def _raised(self, before: Mapping[str, float | None]) -> bool:
         caps = self.caps

@@ -1,7 +1,7 @@
 """What disks and stores of this process did not take: for the report and the exit code of a command."""
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 
 FULL_DISK = "the disk of the store is full"  # begins the reason of a run that it stopped
 
@@ -13,32 +13,28 @@ class Refused:
     Attributes:
         rows: rows that a store refused (a full disk), or that still waited for its database when it was closed.
         full_disks: times that a disk was found full; the job is stopped then, and its last rows may still fit.
+        recovered: rows that earlier processes left in files, and that are in their store now.
     """
 
     rows: int = 0
     full_disks: int = 0
+    recovered: int = 0
 
     def since(self, before: "Refused") -> "Refused":
-        return Refused(self.rows - before.rows, self.full_disks - before.full_disks)
+        return Refused(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 _lock = threading.Lock()
 _refused = Refused()
+waiting: dict[str, int] = {}  # rows of other processes that wait in files, by the files' path, for stores opened here
 
 
 def refused() -> Refused:
     return _refused
 
 
-def add_refused_rows(count: int) -> None:
-    _add(rows=count)
-
-
-def note_full_disk() -> None:
-    _add(full_disks=1)
-
-
-def _add(*, rows: int = 0, full_disks: int = 0) -> None:
+def count_refused(*, rows: int = 0, full_disks: int = 0, recovered: int = 0) -> None:
+    """Adds to the counts."""
     global _refused
     with _lock:
-        _refused = replace(_refused, rows=_refused.rows + rows, full_disks=_refused.full_disks + full_disks)
+        _refused = Refused(_refused.rows + rows, _refused.full_disks + full_disks, _refused.recovered + recovered)

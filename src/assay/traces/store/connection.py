@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from assay.errors import MissingExtra, NoStore, StoreError
 from assay.support.addresses import DatabaseAddress
 from assay.support.formats import check_format
+from assay.traces.records import new_id
 from assay.traces.store import tables as schema
 from assay.traces.store.location import REVISION
 
@@ -19,6 +20,7 @@ from assay.traces.store.location import REVISION
 
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+_ID = "id"  # key in `meta`
 _LOCK_POSTGRES = 0x6173736179  # key of the advisory lock: "assay" in ASCII
 
 
@@ -38,6 +40,7 @@ def create_or_check(engine: sa.Engine, name: str) -> None:
                 if schema.metadata.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
                     schema.metadata.create_all(connection)
                     connection.execute(sa.insert(schema.revisions).values(version_num=REVISION))
+                    connection.execute(sa.insert(schema.meta).values(key=_ID, value=new_id()))
             break
         except sa.exc.OperationalError as error:
             if pause_s is None or not _is_locked(error):
@@ -50,6 +53,12 @@ def create_or_check(engine: sa.Engine, name: str) -> None:
         remake="name another store, which is created, and run the jobs again; stores are not converted",
         error=StoreError,
     )
+
+
+def store_id(engine: sa.Engine) -> str:
+    """The store's own id, whatever address and password it is opened by."""
+    with engine.connect() as connection:
+        return str(connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == _ID)).scalar_one())
 
 
 def _is_locked(error: sa.exc.OperationalError) -> bool:
@@ -90,12 +99,14 @@ def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
 _CONNECT_S = 10
 LOCK_TIMEOUT_MS = 300  # that the writer waits for another process's lock; it retries by itself
 _LOCKED_OTHERS_MS = 30_000  # that every other statement waits
-# Transient result codes of SQLite: SQLITE_BUSY, SQLITE_LOCKED, SQLITE_IOERR, SQLITE_CANTOPEN, SQLITE_PROTOCOL.
-_PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
+# Transient result codes of SQLite: SQLITE_PERM, SQLITE_BUSY, SQLITE_LOCKED, SQLITE_READONLY, SQLITE_IOERR,
+# SQLITE_CANTOPEN, SQLITE_PROTOCOL.
+_PASSING_SQLITE = frozenset((3, 5, 6, 8, 10, 14, 15))
 _FULL_SQLITE = 13
 _WRITE_SQLITE = 778  # SQLITE_IOERR_WRITE: also for EDQUOT and EFBIG
 _MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a new one
-_LASTING_POSTGRES = ("3D", "28")  # SQLSTATE classes that do not pass: unknown database, invalid authorization
+# SQLSTATE of outages that are no OperationalError: a server that turned read-only, rights that were taken away
+_PASSING_POSTGRES = ("25006", "42501")
 
 
 def open_engine(address: DatabaseAddress) -> sa.Engine:
@@ -166,13 +177,12 @@ def is_full(error: Exception) -> bool:
 
 
 def passes(error: Exception, *, full_passes: bool) -> bool:
-    """Whether the error is transient: database unreachable, locked or, with `full_passes`, its disk full."""
+    """Whether rows wait for the database: it is unreachable, locked, read-only, has taken away rights or changed the
+    password, or with `full_passes` its disk is full."""
     if not isinstance(error, sa.exc.DBAPIError):
         return False
     if isinstance(error.orig, sqlite3.Error):
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         return code in _PASSING_SQLITE or (code == _FULL_SQLITE and full_passes)
-    state = getattr(error.orig, "sqlstate", None) or ""
-    return (error.connection_invalidated or isinstance(error, sa.exc.OperationalError)) and not state.startswith(
-        _LASTING_POSTGRES
-    )
+    state = getattr(error.orig, "sqlstate", None)
+    return error.connection_invalidated or isinstance(error, sa.exc.OperationalError) or state in _PASSING_POSTGRES

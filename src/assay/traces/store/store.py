@@ -19,16 +19,16 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, StoreError, UnknownRollout
 from assay.models.meter import Usage
 from assay.models.unrecorded import NOTHING, Unrecorded
-from assay.support.refused import add_refused_rows, note_full_disk
+from assay.support.refused import count_refused, waiting
 from assay.support.scrubbing import fields, mask_secrets, message
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
 from assay.traces.store import counts, tables as schema
-from assay.traces.store.connection import is_full, open_engine, passes, short_waits
+from assay.traces.store.connection import is_full, open_engine, passes, short_waits, store_id
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
 from assay.traces.store.tables import transitions
 from assay.traces.store.upserts import make_changes, upsert
-from assay.traces.store.writer import Keeper, Rows, Spill, Writer, leftover_batches, spill_path
+from assay.traces.store.writer import Keeper, Rows, Spill, Writer, leftover_batches, rows_waiting, spill_path
 
 # -- What calls cost, in queries. Cached answers cost nothing, and a failed call has no price.
 
@@ -359,12 +359,13 @@ class Store(DirectWrites):
         self.dropped_calls = 0  # transitions among them
         self.full = False  # rows were refused because the disk is full
         self.left = 0  # rows that waited in the file when the store was closed
-        self.spill = Spill(spill_path(self.address), MAX_SPILL_BYTES)
         self._numbers = itertools.count()
         self._error: Exception | None = None
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = open_engine(self.address)
+        self._spill_path = spill_path(self.address.file, store_id(self.engine))
+        self.spill = Spill(self._spill_path, MAX_SPILL_BYTES)
         self._never_waits = self._closed = False
         self._rooms: list[Path] = []
         self._refused: set[tuple[str, Any]] = set()  # table and key of rows
@@ -372,6 +373,7 @@ class Store(DirectWrites):
         self._keeper = Keeper(
             self.spill, partial(self.write_batch, patience_s=PATIENCE_S), self._write_leftovers, retry_s=RETRY_S
         )
+        self._note_waiting()
         self._writer = Writer(self._commit, unreachable=self.behind)
 
     @property
@@ -533,14 +535,19 @@ class Store(DirectWrites):
                 self.spill.leave()
             if not closed_before:
                 self._count_waiting()
+                self._note_waiting()
             self.engine.dispose()
+
+    def _note_waiting(self) -> None:
+        """Counts the rows of other processes that wait in files for this store."""
+        waiting[f"{self._spill_path}.*"] = rows_waiting(self._spill_path, but=self.spill.path)
 
     def _count_waiting(self) -> None:
         """Counts the rows that the database did not take until the end: those in the file wait, the others are lost."""
         self.left = self.spill.rows
         self.dropped += self.waiting - self.left
         self.dropped_calls += self._calls_waiting
-        add_refused_rows(self.waiting)
+        count_refused(rows=self.waiting)
 
     @property
     def not_stored(self) -> int:
@@ -597,7 +604,7 @@ class Store(DirectWrites):
 
     def _drop(self, count: int, table: str) -> None:
         self.dropped += count
-        add_refused_rows(count)
+        count_refused(rows=count)
         self.dropped_calls += count if table == "transitions" else 0
         self._error = self._error or StoreError("too many rows were waiting for the database")
 
@@ -636,7 +643,7 @@ class Store(DirectWrites):
         Raises:
             StoreError: another version of assay left them; the file is kept.
         """
-        path = spill_path(self.address)
+        path = self._spill_path
         for batches in leftover_batches(path):
             for batch in batches:
                 rows = [(table, row) for name, table in _TABLES.items() for row in batch.get(name, {}).values()]
@@ -647,6 +654,7 @@ class Store(DirectWrites):
                     )
                 if not self.write_batch(batch, patience_s=0.0):
                     return False
+                count_refused(recovered=sum(map(len, batch.values())))
         return True
 
     def _built(self, table: str, item: Any) -> dict[str, Any] | None:
@@ -674,7 +682,7 @@ class Store(DirectWrites):
                 self._error = getattr(error, "orig", None) or error
                 if not self.full and is_full(error):
                     self.full = True
-                    note_full_disk()
+                    count_refused(full_disks=1)
                     self.use_room()
                     continue
                 if not passes(error, full_passes=self._never_waits):

@@ -3,7 +3,6 @@
 Does not access a database: a function that commits a batch is passed to it.
 """
 
-import hashlib
 import os
 import secrets
 import sys
@@ -17,8 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
-
-from assay.support.addresses import DatabaseAddress
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 
@@ -160,11 +157,10 @@ class Writer:
 _ENDING = ".spill"
 
 
-def spill_path(address: DatabaseAddress) -> Path:
-    """Path of a store's spill files without their ending: next to an SQLite file, else in `.assay/spill`."""
-    if address.file is not None:
-        return address.file
-    return Path(".assay", "spill", hashlib.sha256(address.url.encode()).hexdigest()[:16]).absolute()
+def spill_path(file: Path | None, store_id: str) -> Path:
+    """Path of a store's spill files without their ending: next to an SQLite file, else in `.assay/spill` by the
+    store's own id, as its address or password may change."""
+    return Path(".assay", "spill", store_id).absolute() if file is None else file.resolve()
 
 
 class Spill:
@@ -186,7 +182,7 @@ class Spill:
     def put(self, rows: Rows) -> bool:
         """Adds a batch; False if it exceeds `most` or the disk refuses the write."""
         entries = [(table, key, row) for table, by_key in rows.items() for key, row in by_key.items()]
-        line = orjson.dumps(entries) + b"\n"
+        line = b"%d %b\n" % (len(entries), orjson.dumps(entries))
         with self._lock:
             if self._size + len(line) > self.most:
                 return False
@@ -252,6 +248,19 @@ def leftover_batches(path: Path) -> Iterator[Iterator[Rows]]:
                 yield _of_file(file, spill)
 
 
+def rows_waiting(path: Path, *, but: Path) -> int:
+    """Number of rows in a store's files, also of processes that run.
+
+    Args:
+        but: a file that is not counted.
+    """
+    rows = 0
+    for spill in path.parent.glob(f"{path.name}.*{_ENDING}"):
+        with suppress(FileNotFoundError), spill.open("rb") as file:
+            rows += 0 if spill == but else sum(int(line.partition(b" ")[0]) for line in file if line.endswith(b"\n"))
+    return rows
+
+
 def _of_file(file: BinaryIO, path: Path) -> Iterator[Rows]:
     for line in file:
         if line.endswith(b"\n"):  # the last one may be incomplete
@@ -293,7 +302,7 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 def _as_rows(line: bytes) -> Rows:
     rows: Rows = {}
-    for table, key, row in orjson.loads(line):
+    for table, key, row in orjson.loads(line.partition(b" ")[2]):
         rows.setdefault(table, {})[tuple(key) if isinstance(key, list) else key] = row
     return rows
 
