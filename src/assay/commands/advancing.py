@@ -35,6 +35,7 @@ from assay.runs.recording import opened_store
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout, Store
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import present
 
 _LOG = logging.getLogger("assay.deployed")
 _HUNG = 3  # rollouts over the time limit, after which a call of `replay` ends
@@ -302,7 +303,7 @@ def replay_judges(
     """
     if not any(watch.name == JUDGE_DRIFT for watch in deployment.plan.watch):
         return 0
-    moment = time.time() if now is None else now
+    moment = present(deployments.engine) if now is None else now
     if watches_now(deployments, deployment, moment) is None:
         return 0
     replayed = 0
@@ -353,7 +354,7 @@ def advanced(
     deployments = Deployments(opened.engine)
     if deployment.state.status == RUNNING and deployment.plan.steps[deployment.state.step].shadow:
         replay(deployments, deployment, rubric=rubric, store=opened.url, most=most, progress=progress)
-    moment = time.time() if now is None else now
+    moment = present(opened.engine) if now is None else now
     if replay_judges(deployments, deployment, store=opened.url, now=moment, progress=progress):
         deployment = deployments.get(deployment.id)
     if (alarm := watched(deployments, deployment, moment)) is not None:
@@ -406,7 +407,10 @@ class Advancer:
         deployment = next(iter(deployments.all(self.agent, limit=1)), None)
         if deployment is None or deployment.state.status not in (RUNNING, PROMOTED):
             return 0.0
-        if deployment.state.status == PROMOTED and watches_now(deployments, deployment, time.time()) is None:
+        if (
+            deployment.state.status == PROMOTED
+            and watches_now(deployments, deployment, present(self.opened.engine)) is None
+        ):
             return 0.0
         began = time.thread_time()  # a busy machine must not make the pauses longer
         decision = advanced(self.opened, deployment, rubric=self.rubric, most=_REPLAYED)

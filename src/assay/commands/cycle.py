@@ -45,7 +45,7 @@ from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.leases import Lease, LostLease, seconds
+from assay.traces.store.leases import Lease, LostLease, present
 from assay.traces.store.location import home_of
 
 # -- The improvement of a cycle: `assay.compile`, `assay.improve` or a function of the user's own.
@@ -248,7 +248,7 @@ class _Run:
             return self._advance(active)
         self._score()
         newest = next(iter(self.deployments.all(self.agent, limit=1)), None)
-        if newest is not None and watches_now(self.deployments, newest, time.time()) is not None:
+        if newest is not None and watches_now(self.deployments, newest, present(self.opened.engine)) is not None:
             decision = advanced(self.opened, newest, hooks=self.settings.events)
             if decision.action == "rollback":
                 return self._report("advance", f"rollback ({decision.rule}): {decision.reason}")
@@ -300,8 +300,7 @@ class _Run:
     def _hindrance(self, at: Position) -> str | None:
         """Why the cycle cannot continue now; None if it can."""
         steps, settings = self.loops.steps(self.agent), self.settings
-        with self.opened.engine.connect() as connection:
-            now = seconds(connection)
+        now = present(self.opened.engine)
         if not at.improves and (left := due_in(steps, 86400 * settings.every_days, now)) > 0:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(now + left))
             return f"the next cycle is due at {when}"
@@ -398,8 +397,7 @@ class _Run:
         people = read_manifest(data)["people"]
         registry = self.deployments.registry
         champion = registry.version(self.agent)
-        with self.opened.engine.connect() as connection:
-            now = seconds(connection)
+        now = present(self.opened.engine)
         began = at.steps["improve"].started_at if "improve" in at.steps else now
         calls, usd = self._left(now, without=at.cycle)  # caps of a resumed job hold for all of its attempts
         order = Order(
@@ -458,7 +456,7 @@ class _Run:
         self.taken.append({"step": "gates", "status": status, "reason": detail["reason"]})
         if status == WAITING:
             return self._report("wait", detail["reason"], at, dry_run=True)
-        calls, usd = self._left(time.time())
+        calls, usd = self._left(present(self.opened.engine))
         left = (
             "no cap on calls" if calls is None else f"{calls} calls",
             "no cap on cost" if usd is None else f"${usd:.2f}",

@@ -347,11 +347,12 @@ class Now(Settings):
     """Time."""
 
     now: Annotated[float | None, Flag(key=False, shown=False)] = None
-    """Seconds since the epoch; by default the present."""
+    """Seconds since the epoch; by default the present, by the clock of the store's server."""
 
-    @property
-    def moment(self) -> float:
-        return time.time() if self.now is None else self.now
+    def moment(self, store: "Store") -> float:
+        from assay.traces.store.leases import present
+
+        return present(store.engine) if self.now is None else self.now
 
 
 class DeploymentStatus(OfDeployment, Now):
@@ -362,7 +363,7 @@ class DeploymentStatus(OfDeployment, Now):
         from assay.deployment.watching import status_of
 
         with self.opened() as store:
-            return status_of(Deployments(store.engine), self.deployment, self.moment)
+            return status_of(Deployments(store.engine), self.deployment, self.moment(store))
 
 
 class Advance(OfDeployment, StoredJudge, Now, Trusting, Reported):
@@ -400,12 +401,12 @@ class Advance(OfDeployment, StoredJudge, Now, Trusting, Reported):
             deployments = Deployments(store.engine)
             current = deployments.get(self.deployment)
             if self.dry_run:
-                return status_of(deployments, current.id, self.moment)
+                return status_of(deployments, current.id, self.moment(store))
             measure = None if self.rubric is None else self._scored(store, current.agent, self.rubric)
             decision = advanced(
-                store, current, rubric=measure, hooks=self.hooks, now=self.moment, progress=self.progress
+                store, current, rubric=measure, hooks=self.hooks, now=self.moment(store), progress=self.progress
             )
-            return status_of(deployments, current.id, self.moment, decision)
+            return status_of(deployments, current.id, self.moment(store), decision)
 
     def _scored(self, store: "Store", agent: str, rubric: str | Path) -> Any:
         """Scores the rollouts of an agent by a rubric. Returns it, for replays."""

@@ -228,7 +228,7 @@ class LoopStatus(OfAgent, InExistingStore, WithFile):
         from assay.deployment.deployments import Deployments
         from assay.deployment.loops import Loops, due_in, loop_figures, position, spent
         from assay.deployment.watching import judge_watches
-        from assay.traces.store.leases import seconds
+        from assay.traces.store.leases import present
 
         with self.opened() as store:
             loops, deployments = Loops(store.engine), Deployments(store.engine)
@@ -238,8 +238,7 @@ class LoopStatus(OfAgent, InExistingStore, WithFile):
                 settings = started_loop(loops, self.agent, self.file)
             except AssayError as error:
                 problem = str(error)
-            with store.engine.connect() as connection:
-                now = seconds(connection)
+            now = present(store.engine)
             steps, active = loops.steps(self.agent), deployments.active(self.agent)
             newest = next(iter(deployments.all(self.agent, limit=1)), None)
             judges = [] if newest is None else judge_watches(deployments, newest)

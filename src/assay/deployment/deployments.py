@@ -6,7 +6,6 @@ process leaves all of them or none.
 
 import itertools
 import json
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +30,7 @@ from assay.deployment.rollout_values import Covariate, arms_of, pairs_of, record
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
-from assay.traces.store.leases import writing
+from assay.traces.store.leases import present, seconds, writing
 from assay.traces.store.rows import as_json, clean
 
 ENDED_STATUSES = (PROMOTED, ROLLED_BACK, "stopped")
@@ -88,7 +87,7 @@ class Deployments:
             raise DeploymentError(f"{version.name} is already the champion")
         for number in (champion, version.number):
             self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
-        now, user = time.time(), current_user()
+        now, user = present(self.engine), current_user()
         row = {
             "id": new_id(), "agent": version.agent, "champion": champion, "candidate": version.number,
             "plan_json": as_json(plan.to_dict()), "status": RUNNING, "stage": 0, "stage_at": now, "decided": 0,
@@ -246,7 +245,7 @@ class Deployments:
         Raises:
             DeploymentError: the version that would become the champion is retired.
         """
-        table, now = schema.deployments, time.time()
+        table, now = schema.deployments, seconds(connection)
         changed = (
             sa.update(table)
             .where(table.c.id == deployment.id, table.c.decided == before.version, table.c.status == before.status)

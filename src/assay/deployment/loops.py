@@ -6,7 +6,6 @@ ended writes nothing more.
 
 import json
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from assay.deployment.registry import current_user
 from assay.errors import DeploymentError
 from assay.support.report import Report
 from assay.traces.store import leases, tables as schema
-from assay.traces.store.leases import Lease, seconds, writing
+from assay.traces.store.leases import Lease, present, seconds, writing
 from assay.traces.store.rows import as_json, clean
 from assay.traces.store.upserts import upsert
 
@@ -90,7 +89,7 @@ class Loops:
     def enable(self, agent: str, file: str, sha256: str) -> None:
         """Lets processes run the loop, by the settings in `file`."""
         row = {
-            "agent": agent, "file": file, "sha256": sha256, "enabled": True, "changed_at": time.time(),
+            "agent": agent, "file": file, "sha256": sha256, "enabled": True, "changed_at": present(self.engine),
             "changed_by": clean(current_user()),
         }  # fmt: skip
         with writing(self.engine, "the loop") as connection:
@@ -103,7 +102,7 @@ class Loops:
             DeploymentError: the agent has no loop.
         """
         self.known(agent)
-        changes = {"enabled": False, "changed_at": time.time(), "changed_by": clean(current_user())}
+        changes = {"enabled": False, "changed_at": present(self.engine), "changed_by": clean(current_user())}
         with writing(self.engine, "the loop") as connection:
             connection.execute(sa.update(_LOOPS).where(_LOOPS.c.agent == agent).values(**changes))
 

@@ -28,6 +28,7 @@ from assay.traces.export.selection import difficulty_of, drawn, loaded, permitte
 from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED, Selection
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store, tables as schema
+from assay.traces.store.leases import present
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SplitFinder, claim_salt
 from assay.traces.store.store import Forgotten
@@ -225,7 +226,7 @@ def write_pool(
     if out is not None and (out.suffix != ".jsonl" or (out.exists() and not replace)):
         raise ConfigError(f"{out} must be a new file that ends in .jsonl: existing pools are not overwritten")
     run = _Pool(store, agent, settings, key)
-    run.read(time.time())
+    run.read(present(store.engine))
     rows = run.rows(run.chosen())
     known = list(training)
     report = run.report(rows, known)

@@ -24,7 +24,7 @@ from assay.support.names import check_name, nearest
 from assay.support.numbers import counted
 from assay.support.report import Report
 from assay.traces.store import tables as schema
-from assay.traces.store.leases import writing
+from assay.traces.store.leases import seconds, writing
 from assay.traces.store.rows import as_json, clean
 
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
@@ -365,7 +365,7 @@ def _artifact_folders() -> list[Path]:
 
 def move_alias(connection: sa.Connection, agent: str, alias: str, number: int, *, by: str, why: str) -> None:
     """Adds a row to the history of an alias, in the transaction of `connection`."""
-    row = {"agent": agent, "alias": alias, "number": number, "at": time.time(), "by": clean(by)[:_LONGEST]}
+    row = {"agent": agent, "alias": alias, "number": number, "at": seconds(connection), "by": clean(by)[:_LONGEST]}
     connection.execute(sa.insert(schema.agent_aliases).values(**row, why=clean(why)))
 
 
@@ -406,7 +406,7 @@ def retire_in(connection: sa.Connection, version: Version, *, why: str, by: str)
     """Retires a version permanently: no alias but `champion` keeps it, and none takes it again."""
     lock_version(connection, version.agent, version.number)
     flag = {
-        "agent": version.agent, "name": f"{RETIRED}{version.number}", "value": "true", "at": time.time(),
+        "agent": version.agent, "name": f"{RETIRED}{version.number}", "value": "true", "at": seconds(connection),
         "by": clean(by)[:_LONGEST], "why": clean(why),
     }  # fmt: skip
     if version.number not in retired_in(connection, version.agent):
@@ -460,11 +460,11 @@ def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: s
     """Adds a row under the name that is stored. Also for settings of an agent that are no flags of units, such as its
     validation suite; they are checked by who writes them."""
     row = {
-        "agent": agent, "name": stored, "value": None if value is None else json.dumps(value), "at": time.time(),
+        "agent": agent, "name": stored, "value": None if value is None else json.dumps(value),
         "by": clean(current_user()), "why": clean(why),
     }  # fmt: skip
     with writing(engine, "the flag") as connection:
-        connection.execute(sa.insert(schema.agent_flags).values(**row))
+        connection.execute(sa.insert(schema.agent_flags).values(**row, at=seconds(connection)))
 
 
 def flags_of(engine: sa.Engine, agent: str) -> dict[str, Any]:

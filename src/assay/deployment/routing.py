@@ -18,6 +18,7 @@ from assay.deployment.registry import RETIRED, Registry, Version, flags_of, matc
 from assay.deployment.settings import Preference
 from assay.errors import DeploymentError
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import present
 
 # -- Routing preferences: of several versions that passed their gates, the measured quality per task type decides.
 #
@@ -67,7 +68,7 @@ def qualities(engine: sa.Engine, agent: str, preference: Preference) -> dict[str
     cost: Any = sa.literal(0.0)
     if preference.cost_weight:
         cost = sa.select(sa.func.sum(calls.cost_usd)).where(calls.rollout_id == rollouts.id).scalar_subquery()
-    since = time.time() - 86400 * preference.window_days
+    since = present(engine) - 86400 * preference.window_days
     names = {f"{agent}@{number}": number for number in preference.versions}
     each = (
         sa.select(rollouts.version, rollouts.task_type, rollouts.score, cost.label("cost"))

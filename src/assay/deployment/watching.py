@@ -6,7 +6,6 @@ Rollouts count as independent here. Decides nothing about a gain: `assay.deploym
 
 import json
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -24,6 +23,7 @@ from assay.deployment.rollout_values import columns_of, value_of
 from assay.support.numbers import counted, figure, signed
 from assay.support.report import Report
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import present
 
 # -- The watch `judge_drift`: when a judge's anchors are due, the stored results of their replays, and what these show.
 #
@@ -169,7 +169,7 @@ def watches_now(deployments: Deployments, deployment: Deployment, now: float) ->
 
 def watched(deployments: Deployments, deployment: Deployment, now: float | None = None) -> Decision | None:
     """The first alarm that is due, after it is written; None without one. Safe to call by several processes at once."""
-    moment = time.time() if now is None else now
+    moment = present(deployments.engine) if now is None else now
     if (since := watches_now(deployments, deployment, moment)) is None:
         return None
     history = deployments.history(deployment.id)

@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from assay.deployment.watching import order, status_of
 from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.reports.charts import interval_bar
 from assay.traces.store import Store, tables as schema
+from assay.traces.store.leases import present
 from assay.web.rendering import View
 from assay.web.runs import RUNNING_S
 
@@ -52,7 +52,7 @@ def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_
     deployments = Deployments(store.engine)
     deployment = _deployment(deployments, name)
     counts = query.get("count") == "all" or _rollouts(store, deployment.id) <= COUNTED
-    report = status_of(deployments, deployment.id, time.time()) if counts else None
+    report = status_of(deployments, deployment.id, present(store.engine)) if counts else None
     history = deployments.history(deployment.id)
     store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
     return View(

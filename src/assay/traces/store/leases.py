@@ -55,6 +55,12 @@ def seconds(connection: sa.Connection, local: Callable[[], float] | None = None)
     return (local or time.time)()
 
 
+def present(engine: sa.Engine) -> float:
+    """The time by which schedules and deployments are decided, see `seconds`."""
+    with engine.connect() as connection:
+        return seconds(connection)
+
+
 def _holder(connection: sa.Connection, name: str) -> tuple[str | None, float]:
     """Who holds a lease, None if nobody does, and the time. A lease that ends later than its length from now is of a
     clock that was set back, or of before the machine's start.
