@@ -65,6 +65,7 @@ class FailureKind(StrEnum):
     JUDGE = "judge"  # a judge returned no verdict
     LOOP = "loop"  # the agent repeated itself until it was stopped
     RECORD = "record"  # the record of the run is incomplete: a part was not recorded, or is not understood
+    LATE = "late"  # the answer came after another process had taken the job over
     CAP = "cap"  # stopped by a cap on calls, tokens, dollars or time, or by the user
 
 

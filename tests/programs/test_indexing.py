@@ -243,5 +243,5 @@ def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
 
     assay.index(docs, store="s.db")
     (lock,) = Path().glob("s.db.index-*.lock")
-    with FileLock(lock), pytest.raises(ConfigError, match="running already"):
+    with FileLock(lock), pytest.raises(ConfigError, match="another process changes the index"):
         assay.index(docs, store="s.db")

@@ -30,7 +30,7 @@ def index(tmp_path: Path) -> DocumentIndex:
 
 
 def agent(index: DocumentIndex) -> AnswerFromDocuments:
-    return AnswerFromDocuments(store=index.url)
+    return AnswerFromDocuments(store=index.address.url)
 
 
 def tasks(*sources: Any, **inputs: Any) -> list[Task]:
@@ -91,7 +91,7 @@ def test_it_is_said_before_the_first_call_and_reported(index: DocumentIndex) -> 
 
     rows = [{"question": f"About pump {n}?", "answer": "x", "source": "pump.md"} for n in range(20)]
     report = assay.evaluate(
-        agent(index), rubric="answer_from_documents", data=rows, lm=scripted_lm(reply), store=index.url,
+        agent(index), rubric="answer_from_documents", data=rows, lm=scripted_lm(reply), store=index.address.url,
         progress=progress,
     )  # fmt: skip
     assert at_first_call[0] == 1

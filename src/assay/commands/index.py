@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -176,13 +176,18 @@ def _alone(engine: "sa.Engine", address: "DatabaseAddress", name: str) -> Iterat
         ConfigError: another process does.
     """
     import sqlalchemy as sa
+    from filelock import Timeout
 
     from assay.runs.lock import exclusive_lock
 
     digest = hashlib.sha256(name.encode()).digest()
     file = address.file
     if file is not None:
-        with exclusive_lock(file.with_name(f"{file.name}.index-{digest.hex()[:8]}.lock")):
+        with ExitStack() as locked:
+            try:
+                locked.enter_context(exclusive_lock(file.with_name(f"{file.name}.index-{digest.hex()[:8]}.lock")))
+            except Timeout:
+                raise ConfigError(f"another process changes the index {name!r}: wait until it has finished") from None
             yield
         return
     key = int.from_bytes(digest[:8], "big", signed=True)

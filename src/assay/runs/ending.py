@@ -19,6 +19,7 @@ from assay.support.numbers import counted
 from assay.support.refused import FULL_DISK
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Store
+from assay.traces.store.leases import TAKEN_OVER
 
 _QUIET_S = 1.0  # of waiting, before the user is told
 _LAST_STEPS_S = 0.5  # for rollouts whose last call was answered
@@ -27,7 +28,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 def advised(stopped: str) -> str:
     """The reason of a run that ended early, with what to do: a cap is raised; other reasons say it themselves."""
-    if FULL_DISK in stopped or NO_PRICE in stopped:
+    if FULL_DISK in stopped or NO_PRICE in stopped or TAKEN_OVER in stopped:
         return stopped
     return f"{stopped}; raise the cap and add `resume=True`"
 
@@ -77,7 +78,7 @@ def ended_in_order(
         to_continue: what to do after a full disk, for its message.
     """
     reason, full = "the run ended", f"{FULL_DISK}: free space, and {to_continue}"
-    meter.obstacle = lambda: full if store.full else None
+    meter.obstacle = lambda: full if store.full else store.obstacle
     store.keep_room()
     with cancelled_by_signals(meter):
         try:

@@ -1,38 +1,71 @@
-"""The lock of a running job, and the time limit of a prediction.
+"""The lease of a running job, and the time limit of a prediction.
 
 Does not open stores or models.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import sqlalchemy as sa
 from filelock import FileLock, Timeout
 
 from assay.errors import ConfigError, ProgramFailed
 from assay.models.limits import OverTime, limited, within_limit
+from assay.traces.store.leases import Lease, acquire, held_by
 
 T = TypeVar("T")
 
 
+_LEASE_S = 30.0  # without a sign of life, after which another machine may take a job over
+
+
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Holds the lock of a job, so that it does not run twice at the same time.
+    """Holds a lock that other processes of this machine respect.
 
     Raises:
-        ConfigError: another process holds the lock.
+        Timeout: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"this very job is running already (its lock is {path})") from None
+    lock.acquire(timeout=0)
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str) -> Iterator[Lease]:
+    """Holds the lease of a job in its store, so that it runs once at a time on all machines.
+
+    A file in the store's folder has the token of the lease. Who gets the lock of that file knows that the process which
+    wrote it has ended, and takes its lease over at once; another machine waits until it has run out.
+
+    Args:
+        store_id: of the store, as other stores in the folder may have the same job.
+    Raises:
+        ConfigError: another process runs the job.
+    """
+    name, file = f"job:{key}", home / "runs" / f"{key}-{store_id[:8]}.lock"
+    with ExitStack() as locked:
+        try:
+            locked.enter_context(exclusive_lock(file))
+            token = file.with_suffix(".lease")
+            ended = token.read_text() if token.is_file() else None
+            lease = acquire(engine, name, _LEASE_S, ended=ended)
+        except Timeout:
+            lease = None
+        if lease is None:
+            raise ConfigError(
+                f"this very job is running already on {held_by(engine, name) or 'this machine'}: wait until it has "
+                f"ended. Of a machine that is gone a job can be resumed {_LEASE_S:g} s after its last sign of life"
+            )
+        token.write_text(lease.token)
+        with lease:
+            yield lease
 
 
 def answered_within(seconds: float, call: Callable[[], T]) -> T:

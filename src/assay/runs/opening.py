@@ -24,7 +24,7 @@ from assay.models.unrecorded import Unrecorded
 from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
 from assay.runs.groups import KeyedJob
-from assay.runs.lock import exclusive_lock
+from assay.runs.lock import job_lease
 from assay.sources.artifact_files import is_artifact
 from assay.support.names import place_in
 from assay.traces import Recorder, Store
@@ -64,13 +64,19 @@ def open_run(
     """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
     home = home_of(store)
-    lock = exclusive_lock(home / "runs" / f"{config.key}.lock")
-    with lock, ExitStack() as after, opened_store(store, progress) as opened:
+    with (
+        ExitStack() as after,
+        opened_store(store, progress) as opened,
+        job_lease(opened.engine, opened.id, home, config.key) as lease,
+    ):
+        opened.belong_to(lease)
         if config.stored_salt is not None:
             claim_salt(opened, config.stored_salt)
-        run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
-        folder = run_folder(store, run_id)
         started, status, ended = time.time(), "failed", False
+        run_id, resumed = new_run_id(
+            opened, config.key, kind=config.kind, started_at=started, resume=resume, cache=config.cache
+        )
+        folder = run_folder(store, run_id)
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         close_running(opened, run_id.rpartition("-")[0] + "-")
@@ -257,8 +263,8 @@ def pinned(name: str) -> Iterator[None]:
         _pin.reset(token)
 
 
-def new_run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
-    """The id of the run to open, and whether an earlier process has started it.
+def new_run_id(store: Store, key: str, *, kind: str, started_at: float, resume: bool, cache: bool) -> tuple[str, bool]:
+    """The id of the run to open, reserved in the store, and whether an earlier process has started it.
 
     `resume` takes the latest run of the job: an unfinished one that is older was superseded, for example where a check
     failed on the first tasks and was corrected. It replays a finished run without calling the model: its process may
@@ -266,13 +272,30 @@ def new_run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[st
     """
     if (pin := _pin.get()) is not None:
         run_id = f"{pin}-{key}"
-        return run_id, any(existing == run_id for existing, _ in store.runs(pin))
-    earlier = store.runs(key)
+        return run_id, not store.reserve_run(run_id, kind=kind, started_at=started_at)
+    earlier = {int(run_id.rpartition("-")[2]): (run_id, status) for run_id, status in store.runs(key)}
     if not resume or not earlier:  # without an earlier run there is nothing to resume
-        return f"{key}-{len(earlier) + 1}", False
-    run_id, status = earlier[-1]
+        return _reserved(store, key, max(earlier, default=0) + 1, kind=kind, started_at=started_at), False
+    run_id, status = earlier[max(earlier)]
     if status != "done" or cache:
         return run_id, True
     raise ConfigError(
         "this job has finished, and without a response cache it cannot be replayed: run it anew, without `resume=True`"
     )
+
+
+_STORE = "store"  # file in a run's folder: id of the store that has the run
+
+
+def _reserved(store: Store, key: str, number: int, *, kind: str, started_at: float) -> str:
+    """The first free id of a run from a number on. A folder of this name may be of another store in the same place."""
+    while True:
+        run_id = f"{key}-{number}"
+        mark = run_folder(store.url, run_id) / _STORE
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), mark.open("x", encoding="utf-8") as file:
+            file.write(store.id)
+        ours = mark.read_text(encoding="utf-8") == store.id
+        if ours and store.reserve_run(run_id, kind=kind, started_at=started_at):
+            return run_id
+        number += 1

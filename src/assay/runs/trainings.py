@@ -18,11 +18,12 @@ from assay.optimizers.finetuning.run_folder import rank
 from assay.reports.training_log import TrainingLog
 from assay.runs.ending import cancelled_by_signals
 from assay.runs.finished import FinishedRun, keep_failure
-from assay.runs.lock import exclusive_lock
+from assay.runs.lock import job_lease
 from assay.runs.opening import new_run_id, opened_store
 from assay.support.values import json_text
+from assay.traces.store.connection import open_engine, store_id
 from assay.traces.store.listing import run_folder
-from assay.traces.store.location import home_of
+from assay.traces.store.location import home_of, store_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ def open_training(
     stored = {**config, "adapter_name": name}
     key = hashlib.sha256(json_text(stored, sort_keys=True).encode()).hexdigest()[:12]
     home, started, status = home_of(store), time.time(), "failed"
-    with exclusive_lock(home / "runs" / f"{key}.lock"):
+    with _leased(store, home, key):
         run_id = _begun(key, stored, started, store, progress, resume=resume)
         folder = run_folder(store, run_id)
         keep_failure(folder, None)
@@ -76,6 +77,16 @@ def open_training(
                 opened.put_run(run_id, kind="train", config=stored, status=status, started_at=started)
 
 
+@contextmanager
+def _leased(store: str | Path | None, home: Path, key: str) -> Iterator[None]:
+    engine = open_engine(store_address(store))
+    try:
+        with job_lease(engine, store_id(engine), home, key):
+            yield
+    finally:
+        engine.dispose()
+
+
 def _begun(
     key: str,
     config: dict[str, Any],
@@ -88,7 +99,7 @@ def _begun(
     """Stores that the run is in progress. Returns its id."""
     with opened_store(store, progress) as opened:
         try:
-            run_id, _ = new_run_id(opened, key, resume=resume, cache=False)
+            run_id, _ = new_run_id(opened, key, kind="train", started_at=started, resume=resume, cache=False)
         except ConfigError:
             raise ConfigError("this training has finished: there is nothing to resume") from None
         opened.put_run(run_id, kind="train", config=config, status="running", started_at=started)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from assay.errors import FailureKind
+from assay.errors import FailureKind, StoreError
 from assay.models import ResponseCache
 from assay.models.cache import Ledger
 from assay.models.recording import bill_answered
@@ -33,16 +33,16 @@ def _close(store: Store, key: str) -> int:
     r = schema.rollouts
     abandoned = (r.c.run_id >= key, r.c.run_id < key + "\U0010ffff", r.c.status == "running")
     values = {"status": "error", "error": _REASON, "failure": FailureKind.CAP.value, "ended_at": time.time()}
-    with store.engine.begin() as connection:
+    with store.changing() as connection:
         return int(connection.execute(sa.update(r).where(*abandoned).values(**values)).rowcount)
 
 
 def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded) -> None:
     """Write that a run and its rollouts have ended, in small changes of rows that are there, if the disk allows it."""
     values = {"status": status, "ended_at": time.time(), "unseen": unrecorded.seen}
-    with suppress(sa.exc.SQLAlchemyError), store.engine.begin() as connection:
+    with suppress(sa.exc.SQLAlchemyError, StoreError), store.changing() as connection:
         connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
-    with suppress(sa.exc.SQLAlchemyError):
+    with suppress(sa.exc.SQLAlchemyError, StoreError):
         _close(store, run_id)
 
 
@@ -64,7 +64,7 @@ def drop_cut_off(store: Store, run_id: str, before: float) -> int:
         r.c.failure == FailureKind.CAP.value,
         r.c.started_at < before,
     )
-    with store.engine.begin() as connection:
+    with store.changing() as connection:
         connection.execute(sa.delete(t).where(t.c.rollout_id.in_(sa.select(r.c.id).where(*interrupted))))
         return int(connection.execute(sa.delete(r).where(*interrupted)).rowcount)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -18,6 +19,7 @@ from assay.errors import StoreError
 from assay.traces.records import new_id
 from assay.traces.store.tables import leases
 
+TAKEN_OVER = "another process has taken this job over"
 _RENEWALS = 5  # in the length of a lease
 
 
@@ -61,28 +63,41 @@ def present(engine: sa.Engine) -> float:
         return seconds(connection)
 
 
-def _holder(connection: sa.Connection, name: str) -> tuple[str | None, float]:
-    """Who holds a lease, None if nobody does, and the time. A lease that ends later than its length from now is of a
-    clock that was set back, or of before the machine's start.
+def _holder(connection: sa.Connection, name: str) -> tuple[sa.Row[Any] | None, float]:
+    """The row of a lease that is held, None if nobody holds it, and the time.
+
+    A lease that ends later than its length from now is of a clock that was set back, or of before the machine's start.
 
     The clock is read after the row: with an earlier time, a lease that was just taken would end too late.
     """
     row = connection.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
     now = seconds(connection, time.monotonic)
-    return (row.holder if row and now < row.until <= now + row.length_s else None), now
+    return (row if row and now < row.until <= now + row.length_s else None), now
 
 
 def holder_of(engine: sa.Engine, name: str) -> str | None:
     """Host and process that hold a lease now; None if none does."""
     with engine.connect() as connection:
-        return _holder(connection, name)[0]
+        row, _ = _holder(connection, name)
+    return None if row is None else str(row.holder)
 
 
-def acquire(engine: sa.Engine, name: str, length_s: float) -> "Lease | None":
+def held_by(engine: sa.Engine, name: str) -> str:
+    """Who holds a lease, since when, and when it ends unless it is renewed, for messages; empty if nobody does."""
+    with engine.connect() as connection:
+        row, now = _holder(connection, name)
+    if row is None:
+        return ""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.since))
+    return f"{row.holder} since {since} (last heard of {row.length_s - row.until + now:.0f} s ago)"
+
+
+def acquire(engine: sa.Engine, name: str, length_s: float, *, ended: str | None = None) -> "Lease | None":
     """The lease of a name, to be used as a context manager; None while another process holds it.
 
     Args:
         length_s: seconds without a renewal after which another process can take it over.
+        ended: token of a holder that is known to have ended: its lease is taken over at once.
     Raises:
         StoreError: the store cannot be written.
     """
@@ -91,10 +106,13 @@ def acquire(engine: sa.Engine, name: str, length_s: float) -> "Lease | None":
         with writing(engine, "the lease") as connection:
             # waits for a process that writes the lease, before the row and the clock are read
             exists = connection.execute(sa.update(leases).where(its_row).values(name=name)).rowcount
-            holder, now = _holder(connection, name)
-            if holder is not None:
+            row, now = _holder(connection, name)
+            if row is not None and row.token != ended:
                 return None
-            values = {"holder": lease.holder, "token": lease.token, "length_s": length_s, "until": now + length_s}
+            values = {
+                "holder": lease.holder, "token": lease.token, "length_s": length_s, "until": now + length_s,
+                "since": seconds(connection),
+            }  # fmt: skip
             statement = sa.update(leases).where(its_row) if exists else sa.insert(leases)
             connection.execute(statement.values(name=name, **values))
     except sa.exc.IntegrityError:  # another process has inserted it
@@ -107,14 +125,20 @@ class Lease:
 
     Attributes:
         holder: host and process.
+        lost: whether this process knows that another one has taken the lease over.
     """
 
     def __init__(self, engine: sa.Engine, name: str, length_s: float) -> None:
         self.engine, self.name, self.length_s, self.token = engine, name, length_s, new_id()
         self.holder = f"{socket.gethostname()}:{os.getpid()}"[:200]
         self._mine = sa.and_(leases.c.name == name, leases.c.token == self.token)
-        self._ended = threading.Event()
+        self._ended, self.lost = threading.Event(), False
         self._thread = threading.Thread(target=self._renewing, name=f"lease-{name}", daemon=True)
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Name and token, which are stored with what the holder writes."""
+        return self.name, self.token
 
     def __enter__(self) -> "Lease":
         self._thread.start()
@@ -125,7 +149,8 @@ class Lease:
         self._thread.join(self.length_s)
         try:
             with self.engine.begin() as connection:
-                connection.execute(sa.delete(leases).where(self._mine))
+                # the row stays: rows of this holder that are written later are told from those of the next one
+                connection.execute(sa.update(leases).where(self._mine).values(until=0.0))
         except sa.exc.SQLAlchemyError:
             pass  # the store is away: the lease ends by itself
 
@@ -139,7 +164,8 @@ class Lease:
 
     def _renew(self, connection: sa.Connection) -> bool:
         until = seconds(connection, time.monotonic) + self.length_s
-        return bool(connection.execute(sa.update(leases).where(self._mine).values(until=until)).rowcount)
+        self.lost = not connection.execute(sa.update(leases).where(self._mine).values(until=until)).rowcount
+        return not self.lost
 
     @contextmanager
     def writing(self, what: str) -> Iterator[sa.Connection]:

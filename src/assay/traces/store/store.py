@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from assay.support.scrubbing import fields, mask_secrets, message
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
 from assay.traces.store import counts, tables as schema
 from assay.traces.store.connection import is_full, open_engine, passes, short_waits, store_id
+from assay.traces.store.late import holds, late_rows
+from assay.traces.store.leases import TAKEN_OVER, Lease, LostLease
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
 from assay.traces.store.tables import transitions
 from assay.traces.store.upserts import make_changes, upsert
-from assay.traces.store.writer import Keeper, Rows, Spill, Writer, leftover_batches, rows_waiting, spill_path
+from assay.traces.store.writer import Keeper, Owner, Rows, Spill, Writer, leftover_batches, rows_waiting, spill_path
 
 # -- What calls cost, in queries. Cached answers cost nothing, and a failed call has no price.
 
@@ -230,6 +232,8 @@ _RATER_CHARS = 200  # the width of the column `labels.rater`
 class DirectWrites(StoreReads):
     """The part of `Store` that writes single rows in transactions of their own."""
 
+    lease: Lease | None = None  # of the job that has this store
+
     def put_label(
         self,
         question: str,
@@ -317,9 +321,32 @@ class DirectWrites(StoreReads):
         """Stores that a job opened test tasks."""
         self._now(schema.test_openings, dict(row))
 
+    def reserve_run(self, run_id: str, *, kind: str, started_at: float) -> bool:
+        """Takes the id of a run; False if there is a run of this id."""
+        row = {"id": run_id, "kind": kind, "config": "{}", "status": "running", "started_at": started_at}
+        try:
+            with self.changing() as connection:
+                connection.execute(sa.insert(schema.runs).values(**row))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    @contextmanager
+    def changing(self) -> Iterator[sa.Connection]:
+        """A transaction of the job that has this store.
+
+        Raises:
+            LostLease: another process has taken the job over; nothing is written.
+        """
+        with self.engine.begin() as connection:
+            if self.lease is not None and not holds(connection, self.lease.owner):
+                self.lease.lost = True
+                raise LostLease(f"{TAKEN_OVER}: nothing more is written")
+            yield connection
+
     def _now(self, table: sa.Table, *rows: dict[str, Any], replace: bool = True) -> None:
         try:
-            with self.engine.begin() as connection:
+            with self.changing() as connection:
                 connection.execute(upsert(self.engine.dialect.name, table, replace=replace), list(rows))
         except sa.exc.SQLAlchemyError as error:
             raise StoreError(
@@ -364,7 +391,8 @@ class Store(DirectWrites):
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = open_engine(self.address)
-        self._spill_path = spill_path(self.address.file, store_id(self.engine))
+        self.id = store_id(self.engine)
+        self._spill_path = spill_path(self.address.file, self.id)
         self.spill = Spill(self._spill_path, MAX_SPILL_BYTES)
         self._never_waits = self._closed = False
         self._rooms: list[Path] = []
@@ -375,6 +403,15 @@ class Store(DirectWrites):
         )
         self._note_waiting()
         self._writer = Writer(self._commit, unreachable=self.behind)
+
+    def belong_to(self, lease: Lease) -> None:
+        """From now on what is written belongs to the job of a lease: once it is lost, no row is changed any more."""
+        self.lease, self.spill.owner = lease, lease.owner
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the job that has this store can make no further call; None if it can."""
+        return TAKEN_OVER if self.lease is not None and self.lease.lost else None
 
     @property
     def url(self) -> str:
@@ -482,7 +519,7 @@ class Store(DirectWrites):
         self.flush()
         table = schema.runs
         try:
-            with self.engine.begin() as connection:
+            with self.changing() as connection:
                 connection.execute(sa.update(table).where(table.c.id == row["id"]).values(row))
         except sa.exc.SQLAlchemyError as error:
             raise StoreError(f"the store did not take the row of a run: {getattr(error, 'orig', error)}") from error
@@ -616,17 +653,20 @@ class Store(DirectWrites):
         }
         return self._keeper.commit({table: by_key for table, by_key in built.items() if by_key})
 
-    def write_batch(self, rows: Rows, *, patience_s: float) -> bool:
+    def write_batch(self, rows: Rows, *, patience_s: float, owner: Owner | None = None) -> bool:
         """Writes all rows in one transaction. False if the database is unreachable.
 
-        If the database refuses the transaction, the rows are written one by one, so that one bad row costs only itself.
+        Once another process has taken over the job of the rows' owner, by default this process, only its answered calls
+        are written, see `assay.traces.store.late`. If the database refuses the transaction, the rows are written one by
+        one, so that one bad row costs only itself.
         """
-        if (accepted := self._try(rows, patience_s)) is None:
+        owner = owner or self.spill.owner
+        if (accepted := self._try(rows, patience_s, owner)) is None:
             return False
         for table, by_key in rows.items():
             for key, row in by_key.items() if not accepted or self._refused else ():
                 taken: bool | None = accepted
-                if not accepted and (taken := self._try({table: {0: row}}, patience_s)) is None:
+                if not accepted and (taken := self._try({table: {key: row}}, patience_s, owner)) is None:
                     return False  # rows that were accepted are written again later, which changes nothing
                 self._count(table, key, taken=bool(taken))
         return True
@@ -645,14 +685,14 @@ class Store(DirectWrites):
         """
         path = self._spill_path
         for batches in leftover_batches(path):
-            for batch in batches:
+            for owner, batch in batches:
                 rows = [(table, row) for name, table in _TABLES.items() for row in batch.get(name, {}).values()]
                 if any(row.keys() != set(table.columns.keys()) for table, row in rows):
                     raise StoreError(
                         f"a file {path}.*.spill has rows that another version of assay left, and this version has "
                         "other columns. Move the file away: its rows are then not in the store"
                     )
-                if not self.write_batch(batch, patience_s=0.0):
+                if not self.write_batch(batch, patience_s=0.0, owner=owner):
                     return False
                 count_refused(recovered=sum(map(len, batch.values())))
         return True
@@ -667,16 +707,21 @@ class Store(DirectWrites):
             return None
         return row
 
-    def _try(self, rows: Rows, patience_s: float) -> bool | None:
+    def _try(self, rows: Rows, patience_s: float, owner: Owner | None) -> bool | None:
         """Whether the database took the rows. None if it is unreachable or locked for longer than `patience_s`."""
         until, wait = time.monotonic() + patience_s, 0.1
         while True:
             try:
                 with self.engine.begin() as connection, short_waits(connection):
+                    written = rows
+                    if owner is not None and not holds(connection, owner):
+                        written = late_rows(connection, rows, owner)
+                        if self.lease is not None and self.lease.owner == owner:
+                            self.lease.lost = True
                     for name, table in _TABLES.items():
-                        if rows.get(name):
-                            self._upsert_rows(connection, table, list(rows[name].values()))
-                    make_changes(connection, rows)
+                        if written.get(name):
+                            self._upsert_rows(connection, table, list(written[name].values()))
+                    make_changes(connection, written)
                 return True
             except Exception as error:  # the writer must survive any driver error; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error

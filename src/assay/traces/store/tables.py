@@ -338,8 +338,9 @@ leases = Table(
     Column("name", String(200), primary_key=True),
     Column("holder", String(200), nullable=False),  # host and process
     Column("token", String(32), nullable=False),  # of this holding
+    Column("since", Float, nullable=False),  # seconds since the epoch
     Column("length_s", Float, nullable=False),
-    Column("until", Float, nullable=False),  # by a clock that all processes share
+    Column("until", Float, nullable=False),  # by a clock that all processes share; 0 once it was given back
 )
 
 # Continuous loops, one of an agent.

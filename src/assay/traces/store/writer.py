@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
+Owner = tuple[str, str]  # lease of the job that rows belong to, and the token of its holder
 
 _BATCH = 500  # rows per transaction
 _INTERVAL_S = 0.25
@@ -169,11 +170,14 @@ class Spill:
     Args:
         path: the file without its ending; a timestamp and a random part are added, so that names sort by age.
         most: maximum size in bytes.
+
+    `owner` is stored with each batch that is added from then on.
     """
 
     def __init__(self, path: Path, most: int) -> None:
         self.path = path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{_ENDING}")
         self.most, self.rows = most, 0
+        self.owner: Owner | None = None
         self._size = self._read = 0  # bytes written, and read back
         self._sizes: deque[tuple[int, int]] = deque()  # bytes and rows of each batch
         self._file: BinaryIO | None = None
@@ -182,7 +186,7 @@ class Spill:
     def put(self, rows: Rows) -> bool:
         """Adds a batch; False if it exceeds `most` or the disk refuses the write."""
         entries = [(table, key, row) for table, by_key in rows.items() for key, row in by_key.items()]
-        line = b"%d %b\n" % (len(entries), orjson.dumps(entries))
+        line = b"%d %b\n" % (len(entries), orjson.dumps([self.owner, entries]))
         with self._lock:
             if self._size + len(line) > self.most:
                 return False
@@ -219,7 +223,7 @@ class Spill:
             line = b""
             while len(line) < self._sizes[0][0] and (part := self._file.read(self._sizes[0][0] - len(line))):
                 line += part
-        return _as_rows(line)
+        return _as_rows(line)[1]
 
     def skip(self) -> None:
         """Drops the oldest batch. The file is removed with the last one."""
@@ -240,8 +244,9 @@ class Spill:
                 self._file = None
 
 
-def leftover_batches(path: Path) -> Iterator[Iterator[Rows]]:
-    """Batches left by ended processes, by file, oldest first. A file is removed once all its batches were read."""
+def leftover_batches(path: Path) -> Iterator[Iterator[tuple[Owner | None, Rows]]]:
+    """Batches left by ended processes and whose they are, by file, oldest first. A file is removed once all its batches
+    were read."""
     for spill in sorted(path.parent.glob(f"{path.name}.*{_ENDING}")):
         with suppress(FileNotFoundError), open(spill, "r+b") as file:
             if _locked(file) and _is_at(file, spill):
@@ -261,7 +266,7 @@ def rows_waiting(path: Path, *, but: Path) -> int:
     return rows
 
 
-def _of_file(file: BinaryIO, path: Path) -> Iterator[Rows]:
+def _of_file(file: BinaryIO, path: Path) -> Iterator[tuple[Owner | None, Rows]]:
     for line in file:
         if line.endswith(b"\n"):  # the last one may be incomplete
             yield _as_rows(line)
@@ -300,11 +305,12 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _as_rows(line: bytes) -> Rows:
+def _as_rows(line: bytes) -> tuple[Owner | None, Rows]:
+    owner, entries = orjson.loads(line.partition(b" ")[2])
     rows: Rows = {}
-    for table, key, row in orjson.loads(line.partition(b" ")[2]):
+    for table, key, row in entries:
         rows.setdefault(table, {})[tuple(key) if isinstance(key, list) else key] = row
-    return rows
+    return (None if owner is None else (owner[0], owner[1])), rows
 
 
 # -- Buffers batches that the database does not take at once: a thread writes them, a file holds them if that takes
