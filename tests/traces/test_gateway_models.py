@@ -1,29 +1,38 @@
-"""The gateway in front of LiteLLM, the embedded model and many clients at once; what is left after it was killed."""
+"""Models behind the gateway: servers, LiteLLM, deployed agents; their errors, names and keys; many clients at once."""
 
 import json
 import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from gateway_stage import Stage, stage as stage
 
-from assay.traces import Store, Verdict
+from assay.errors import ConfigError
+from assay.traces import Store
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.sessions import close_abandoned
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
-from rigs.serving import get, post, served
+from rigs.gateway import PATHS, Stage, body_of, opened_stage, stage as stage, user
+from rigs.serving import get, served
 from rigs.upstream import ScriptedUpstream
 
 
+def through_litellm(behind: str) -> LitellmUpstream:
+    return LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"})
+
+
+# -- models
+
+
 def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: Stage) -> None:
-    stage.chat("one")
+    first = stage.chat(user("one"))
     other = ScriptedUpstream(name="other")
     with served(other.app()) as behind:
         stage.gateway.serve_model(HttpUpstream("newer", behind))
-        stage.chat("one", "echo: one", "two")
-        stage.chat("a new one")
+        stage.chat(user("one"), first, user("two"))
+        stage.chat(user("a new one"))
         assert get(f"{stage.url}/v1/models")["data"][0]["id"] == "other"
     assert [(r.model, [t.model for t in r.transitions]) for r in stage.rollouts()] == [
         ("echo", ["echo", "echo"]),
@@ -31,172 +40,204 @@ def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: S
     ]
     assert (stage.upstream.calls, other.calls) == (2, 1)
     assert stage.manage("/assay/model", {"model": "embedded/nobody"})[0] == 500
-    assert (
-        stage.manage("/assay/model", {"model": "mistral/some", "upstream": "http://127.0.0.1:9"})[1]["model"]
-        == "mistral/some"
-    )
+    moved = {"model": "mistral/some", "upstream": "http://127.0.0.1:9"}
+    assert stage.manage("/assay/model", moved)[1]["model"] == "mistral/some"
     assert isinstance(stage.gateway.upstream, LitellmUpstream)  # an address is not taken from a caller
 
 
+@pytest.mark.parametrize("stage", [{"one_server": True, "upstream_key": "upstream-secret"}], indirect=True)
+def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage) -> None:
+    served_model = {"model": "my-lora", "weights": "", "adapters": []}
+    assert stage.manage("/assay/model", {"model": "my-lora"}) == (200, served_model)
+    stage.chat(user("to the adapter"))
+    assert stage.upstream.headers[-1]["Authorization"] == "Bearer upstream-secret"
+    assert stage.call().model == "my-lora"
+
+
+def test_a_row_names_the_model_that_the_answer_names(tmp_path: Path) -> None:
+    with opened_stage(tmp_path, ScriptedUpstream(name="small-2025-01"), model=None) as stage:
+        for dialect in PATHS:
+            assert stage.ask("a", dialect) == 200
+            stage.stream(dialect, body_of(dialect))
+        assert {rollout.model for rollout in stage.rollouts()} == {"small-2025-01"}
+        assert [call.model for call in stage.calls()] == ["small-2025-01"] * 2 * len(PATHS)
+        assert stage.ask("#500", "gemini") == 500
+        assert stage.calls()[-1].model == "m"  # of the path
+
+
+@pytest.mark.parametrize("stage", [{"model": "openai/tuned"}], indirect=True)
+def test_rows_have_the_model_passed_to_serve(stage: Stage) -> None:
+    stage.chat(user("a"))
+    assert (stage.rollout().model, stage.call().model) == ("openai/tuned", "openai/tuned")
+
+
+@pytest.mark.parametrize("model", ["stockbot-1", "nobody/stockbot-1"])
+def test_a_model_of_no_known_provider_is_refused_before_any_call(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=f"model='{model}' names no provider.*PROVIDER/NAME.*upstream"):
+        upstream_of(model)
+    assert capfd.readouterr().out == ""  # litellm's own advice is not for standard output
+    assert upstream_of("gpt-4o").name == "gpt-4o"
+
+
+def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> None:
+    with opened_stage(tmp_path, upstream=through_litellm) as stage:
+        for dialect in ("chat", "messages", "responses"):
+            assert stage.ask("hello there", dialect) == 200
+            assert stage.stream(dialect, body_of(dialect, "hello there"))
+        status, reply = stage.post("chat", body_of("chat", "#429"))
+        assert (status, "scripted 429" in reply["error"]["message"]) == (429, True)
+        calls = stage.calls()
+    assert [call.output for call in calls if call.error is None] == ["echo: hello there"] * 6
+    assert len(calls) == 7
+
+
+# -- many, or none that answers
+
+
 @pytest.mark.slow
-def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
-    failed: list[BaseException] = []
+def test_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
+    texts = {f"client {number} says a few words" for number in range(100)}
 
-    def talk(number: int) -> None:
-        try:
-            answer = "".join(
-                c.choices[0].delta.content or "" for c in stage.chat(f"client {number} says a few words", stream=True)
-            )
-            assert answer == f"echo: client {number} says a few words"
-        except BaseException as error:
-            failed.append(error)
+    def streamed(text: str) -> str:
+        chunks = stage.client.chat.completions.create(model="m", messages=[user(text)], stream=True)  # type: ignore[list-item]
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
-    threads = [threading.Thread(target=talk, args=(number,)) for number in range(200)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failed
-    stage.settled(200)
-    outputs = {r.transitions[0].output for r in stage.rollouts()}
-    assert outputs == {f"echo: client {number} says a few words" for number in range(200)}
+    with ThreadPoolExecutor(len(texts)) as clients:
+        assert set(clients.map(streamed, texts)) == {f"echo: {text}" for text in texts}
+    stage.settled(len(texts))
+    assert {call.output for call in stage.calls()} == {f"echo: {text}" for text in texts}
     assert stage.gateway.stats()["unrecorded"] == 0
 
 
-def test_a_call_that_could_not_be_stored_is_counted_as_unrecorded(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+class HangingAgent:
+    """A deployed agent that answers once `released`, or at once if it is asked to."""
+
+    counts: Mapping[tuple[str, str, str], int] = {}
+    seconds: Mapping[tuple[str, str], float] = {}
+    fallbacks: Mapping[str, int] = {}
+
+    def __init__(self) -> None:
+        self.released, self.waiting = threading.Event(), threading.Semaphore(0)
+
+    def __call__(self, inputs: Mapping[str, Any], **fields: Any) -> Any:
+        class Answer(dict[str, Any]):
+            rollout, version = "r1", "support@1"
+
+        if inputs["question"] == "hang":
+            self.waiting.release()
+            self.released.wait(120)
+        return Answer(answer=inputs["question"])
+
+
+def test_deployed_agents_that_hang_do_not_hold_up_others(tmp_path: Path) -> None:
+    agent, hanging = HangingAgent(), 40  # more than asyncio's own pool of threads has on any small machine
+    with opened_stage(tmp_path, agents={"support": agent}) as stage, ThreadPoolExecutor(hanging) as clients:
+
+        def answer(question: str) -> str:
+            return str(stage.manage("/agents/support", {"inputs": {"question": question}})[1]["outputs"]["answer"])
+
+        try:
+            waiting = [clients.submit(answer, "hang") for _ in range(hanging)]
+            assert all(agent.waiting.acquire(timeout=120) for _ in waiting)
+            assert answer("now") == "now"
+        finally:
+            agent.released.set()
+        assert {future.result() for future in waiting} == {"hang"}
+
+
+def test_errors_and_rate_limits_of_the_upstream_are_forwarded_unchanged(stage: Stage) -> None:
+    with pytest.raises(openai.RateLimitError) as caught:
+        stage.client.chat.completions.create(model="m", messages=[user("#429")])  # type: ignore[list-item]
+    assert caught.value.response.headers["retry-after"] == "7"
+    assert caught.value.body["message"] == "scripted 429"  # type: ignore[index]
+    assert (stage.ask("#500"), stage.ask("#die")) == (500, 502)
+    assert stage.stream(PATHS["chat"], body_of("chat", "#garbage")) == b"{this is no json"
+    *refused, died, garbage = [call.error or "" for call in stage.calls()]
+    assert [error[:8] for error in refused] == ["HTTP 429", "HTTP 500"]
+    assert (bool(died), "could not be read" in garbage) == (True, True)
+    assert {rollout.score for rollout in stage.rollouts()} == {None}
+
+
+def test_a_call_of_an_unreachable_server_is_stored(tmp_path: Path) -> None:
+    with opened_stage(tmp_path, upstream=lambda behind: HttpUpstream("gone", "http://127.0.0.1:9")) as stage:
+        assert stage.post("chat", {"messages": []})[0] == 502
+        assert stage.gateway.stats()["stored"] == 1
+
+
+@pytest.mark.parametrize("method", ["store.put_transition", "rollouts.register_call"])
+def test_a_call_that_cannot_be_recorded_is_answered_and_counted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(stage.gateway.store, "put_transition", refuse)
-    assert stage.chat("hello").choices[0].message.content == "echo: hello"
-    assert get(f"{stage.url}/assay/stats", **stage.owner)["unrecorded"] == 1
+    part, name = method.split(".")
+    monkeypatch.setattr(getattr(stage.gateway, part), name, refuse)
+    assert stage.chat(user("hello"))["content"] == "echo: hello"
+    counts = get(f"{stage.url}/assay/stats", **stage.owner)
+    assert [counts[name] for name in ("calls", "stored", "unrecorded")] == [1, 0, 1]
 
 
-def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> None:
-    upstream = ScriptedUpstream()
-    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
-        through = LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "none"})
-        with served(Gateway(store, through).app()) as url:
-            messages = [{"role": "user", "content": "hello there"}]
-            for stream in (False, True):
-                for path, body in (
-                    ("/v1/chat/completions", {"messages": messages}),
-                    ("/v1/messages", {"messages": messages, "max_tokens": 20}),
-                    ("/v1/responses", {"input": "hello there"}),
-                ):
-                    import urllib.request
-
-                    data = json.dumps({"model": "x", "stream": stream, **body}).encode()
-                    with urllib.request.urlopen(urllib.request.Request(url + path, data=data), timeout=60) as answer:
-                        assert answer.read()
-            status, reply = post(
-                f"{url}/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "#429"}]}
-            )
-            assert status == 429
-            assert "scripted 429" in reply["error"]["message"]
-        store.flush()
-        rollouts = [store.rollout(r.id) for r in store.rollouts()]
-    assert sum(len(r.transitions) for r in rollouts) == 7
-    assert {t.output for r in rollouts for t in r.transitions if t.error is None} == {"echo: hello there"}
+# -- requests
 
 
-def test_rollouts_left_open_by_a_killed_gateway_can_be_ended(stage: Stage) -> None:
-    stage.manage("/assay/rollouts", {"id": "left"})
-    stage.manage("/assay/rollouts", {"id": "empty"})
-    stage.client.with_options(default_headers={"x-assay-rollout": "left"}).chat.completions.create(
-        model="m", messages=[{"role": "user", "content": "a"}]
-    )
-    stage.chat("found by its conversation")
-    stage.gateway.rollouts.open.clear()  # what a kill leaves: the store alone
-    assert stage.manage("/assay/rollouts/left/close", {"reward": 0.8, "status": "bogus"})[0] == 422
-    assert [r.score for r in stage.rollouts()] == [None, None, None]
-    assert stage.manage("/assay/rollouts/left/close", {"reward": 0.8})[1]["status"] == "done"
-    assert stage.manage("/assay/rollouts/left/close", {})[0] == 404
-    assert close_abandoned(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0, "running": 2}
-    assert close_abandoned(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1, "running": 0}
-    by_id = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
-    assert {name: (r.status, r.score, len(r.transitions)) for name, r in by_id.items()} == {
-        "left": ("done", 0.8, 1), "empty": ("error", None, 0), "found": ("done", None, 1),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("length", [10, 200_000], ids=["whole row", "changes alone"])
-def test_a_score_in_the_store_is_kept_when_the_gateway_writes_its_last_row(stage: Stage, length: int) -> None:
-    stage.chat("a" * length)
-    store = stage.gateway.store
-    assert close_abandoned(store, idle_s=0) == {
-        "done": 1,
-        "error": 0,
-        "running": 0,
-    }  # while the gateway still holds it open
-    (rollout,) = stage.rollouts()
-    rollout.score, rollout.coverage, rollout.rubric, rollout.transitions = 0.7, 1.0, "mine", []
-    rollout.verdicts = [Verdict(criterion="right", grade=0.7)]
-    store.put_rollout(rollout)
-    store.flush()
-    assert stage.gateway.rollouts.sweep(all_of_them=True) == 1
-    (after,) = stage.rollouts()
-    assert (after.status, after.score, after.coverage, after.rubric) == ("done", 0.7, 1.0, "mine")
-    assert after.verdicts == rollout.verdicts
-
-
-def test_a_score_is_removed_with_another_prediction(stage: Stage) -> None:
-    stage.chat("a")
-    store = stage.gateway.store
-    close_abandoned(store, idle_s=0)
-    (rollout,) = stage.rollouts()
-    rollout.score, rollout.rubric, rollout.transitions = 0.7, "mine", []
-    store.put_rollout(rollout)
-    store.flush()
-    (live,) = stage.gateway.rollouts.open.values()
-    live.rollout.prediction = {"answer": "another"}
-    stage.gateway.rollouts.sweep(all_of_them=True)
-    (after,) = stage.rollouts()
-    assert (after.prediction, after.score, after.rubric) == ({"answer": "another"}, None, "")
-
-
-def test_keys_that_a_server_echoes_or_a_body_contains_are_not_stored(tmp_path: Path) -> None:
-    upstream = ScriptedUpstream()
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(upstream.app()) as behind,
-        served(Gateway(store, upstream_of("m", base=behind)).app()) as url,
-    ):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-verysecret-1", max_retries=0)
-        with pytest.raises(openai.AuthenticationError):
-            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "#401"}])
-        client.chat.completions.create(
-            model="m",
-            messages=[{"role": "user", "content": "x"}],
-            extra_body={"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}},
-        )
-        store.flush()
-        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-        assert "Bearer [key]" in next(t.error for t in transitions if t.error)
-        assert "verysecret" not in str(transitions)
-        assert [t.request["body"]["extra_body"] for t in transitions if not t.error] == [{"top_k": 3}]
-
-
-@pytest.mark.parametrize("stage", [{"one_server": True}], indirect=True)
-def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage) -> None:
-    assert stage.manage("/assay/model", {"model": "my-lora"}) == (
-        200,
-        {"model": "my-lora", "weights": "", "adapters": []},
-    )
-    stage.chat("to the adapter")
-    assert stage.upstream.calls == 1
-    assert stage.upstream.headers[-1]["Authorization"] == "Bearer upstream-secret"
-    assert [r.transitions[0].model for r in stage.rollouts()] == ["my-lora"]
-
-
-@pytest.mark.slow
-def test_bodies_nested_too_deeply_are_refused(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [{"max_body": 1 << 20, "upstream_key": "secret"}], indirect=True)
+def test_large_and_nested_bodies_unknown_paths_and_invalid_json_are_refused(stage: Stage) -> None:
     deep: Any = "x"
     for _ in range(300):
         deep = [deep]
-    status, reply = post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": deep}]})
-    assert (status, "nested more than 200 deep" in str(reply)) == (422, True)
+    for path, body, status, why in (
+        ("chat", body_of("chat", "x" * (1 << 20)), 413, "larger than 1 MB"),
+        ("chat", b"{broken", 422, ""),
+        ("chat", {"messages": [{"role": "user", "content": deep}]}, 422, "nested more than 200 deep"),
+        ("/v1/embeddings", {"input": "x"}, 403, "with the gateway's key"),
+    ):
+        answered, reply = stage.post(path, body)
+        assert (answered, why in reply["error"]["message"]) == (status, True)
+    assert stage.gateway.stats()["refused_paths"] == {"/v1/embeddings": 1}
+    assert (stage.upstream.calls, stage.rollouts()) == (0, [])
     wide = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 400}]
-    assert post(f"{stage.url}/v1/chat/completions", {"messages": wide})[0] == 200
+    assert stage.post("chat", {"messages": wide})[0] == 200
+
+
+def test_emoji_and_lone_surrogates_are_forwarded_and_stored(stage: Stage) -> None:
+    body = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\ud800 \\u0000"}]}'
+    assert stage.post("chat", body)[0] == 200
+    assert "\U0001f600" in stage.call().output
+
+
+def test_requests_of_pages_of_other_sites_are_refused(stage: Stage) -> None:
+    assert stage.ask("x", headers={"Origin": "http://evil.example"}) == 403
+    assert stage.ask("x", headers={"Origin": "http://localhost:3000"}) == 200
+    assert stage.upstream.calls == 1
+
+
+# -- keys
+
+
+def test_a_caller_can_neither_choose_a_server_nor_obtain_a_key(tmp_path: Path) -> None:
+    evil = ScriptedUpstream()
+    with opened_stage(tmp_path, upstream=through_litellm) as stage, served(evil.app()) as elsewhere:
+        address = f"{elsewhere}/v1"
+        assert stage.ask("x", api_base=address, base_url=address, api_key="sk-theirs") == 200
+        assert (stage.upstream.calls, evil.calls) == (1, 0)
+        assert "sk-theirs" not in json.dumps(stage.call().request)
+
+
+def test_keys_that_a_server_echoes_or_a_body_contains_are_not_stored(stage: Stage) -> None:
+    more = {"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}}
+    assert stage.ask("#401", headers={"Authorization": "Bearer sk-verysecret-1"}) == 401
+    assert stage.ask("x", headers={"Authorization": "Bearer sk-verysecret-1"}, **more) == 200
+    failed, answered = stage.calls()
+    assert "Bearer [key]" in str(failed.error)
+    assert answered.request["body"]["extra_body"] == {"top_k": 3}
+    assert "verysecret" not in str(stage.calls())
+
+
+def test_a_key_that_is_short_or_missing_beyond_loopback_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        for wrong, why in (({"host": "0.0.0.0"}, "set the key that callers send"), ({"key": "short"}, "at least 8")):
+            with pytest.raises(ConfigError, match=why):
+                Gateway(store, HttpUpstream("x", "http://x"), **wrong)  # type: ignore[arg-type]
+        keys = {Gateway(store, HttpUpstream("x", "http://x")).access.key for _ in range(3)}
+    assert (len(keys), min(map(len, keys)) >= 32) == (3, True)
