@@ -3,7 +3,7 @@
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
@@ -18,7 +19,19 @@ from assay.traces.gateway.upstreams import upstream_of
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
 
-__all__ = ["CHAT", "KEY", "OWNER", "PATHS", "Stage", "body_of", "opened_stage", "stage", "user"]
+__all__ = [
+    "CHAT",
+    "KEY",
+    "OWNER",
+    "PATHS",
+    "AnsweringServer",
+    "Stage",
+    "body_of",
+    "opened_stage",
+    "send_events",
+    "stage",
+    "user",
+]
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}
@@ -46,6 +59,28 @@ def body_of(dialect: str, text: str = "hello", **more: Any) -> dict[str, Any]:
         "gemini": {"contents": [{"role": "user", "parts": [{"text": text}]}]},
     }
     return {**({} if dialect == "gemini" else {"model": "m"}), **prompts[dialect], **more}
+
+
+class AnsweringServer:
+    """A server that answers every request with the result of a function."""
+
+    def __init__(self, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        self.answer = answer
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        return app
+
+
+async def send_events(request: web.Request, events: Iterable[Any]) -> web.StreamResponse:
+    """Streams the events: JSON values in the form of server-sent events, bytes as they are."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for event in events:
+        data = event if isinstance(event, bytes) else f"data: {json.dumps(event)}\n\n".encode()
+        await response.write(data)
+    return response
 
 
 class Stage:
