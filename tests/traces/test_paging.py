@@ -1,7 +1,6 @@
 """Pages of rollouts by key: order, windows, and plans that read by index."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,10 @@ def numbers(page: Any) -> list[int]:
     return [int(row.id, 16) for row in page.rows]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
     """Rollouts 0 to 29, two at a time; every tenth failed."""
-    url = str(tmp_path / "s.db") if request.param == "sqlite" else request.getfixturevalue("empty_postgres_url")
-    with Store(url) as opened:
+    with Store(database_url) as opened:
         for number in range(30):
             put(opened, number, status="done" if number % 10 else "failed", inputs={"question": f"Ärger {number}"})
         opened.flush()
@@ -41,20 +39,14 @@ def test_pages_before_and_after_a_rollout(store: Store) -> None:
     assert (numbers(newer), newer.more) == ([23, 22, 21, 20], True)
 
 
-def test_a_run_or_task_is_found_beyond_the_window(store: Store) -> None:
+def test_runs_tasks_and_texts_are_found_in_and_beyond_the_window(store: Store) -> None:
     put(store, 99, run_id="old", started_at=1.0)
     store.flush()
     for equal in ({"run_id": "old"}, {"task_id": "task-99"}, {"run_id": "old", "task_id": "task-99"}):
         page = rollout_page(store, RolloutFilters(equal=equal), window=5)
         assert (numbers(page), page.searched) == ([99], None)
-
-
-def test_a_run_larger_than_the_window_is_read_by_time(store: Store) -> None:
-    page = rollout_page(store, RolloutFilters(equal={"run_id": "run"}), window=5, limit=10)
-    assert (numbers(page), page.searched) == ([29, 28, 27, 26, 25], Cursor(112.0, f"{25:032x}"))
-
-
-def test_a_text_with_any_characters_is_found(store: Store) -> None:
+    large = rollout_page(store, RolloutFilters(equal={"run_id": "run"}), window=5, limit=10)  # is read by time
+    assert (numbers(large), large.searched) == ([29, 28, 27, 26, 25], Cursor(112.0, f"{25:032x}"))
     assert numbers(rollout_page(store, RolloutFilters(text="Ärger 7"))) == [7]
 
 
@@ -63,9 +55,8 @@ def test_runs_are_small_up_to_a_number_of_rollouts(store: Store) -> None:
     for run_id in ("run", "old", "empty"):
         store.put_run(run_id, kind="evaluate", config={}, status="done", started_at=1.0)
     store.flush()
-    assert small_runs(store, ["run", "old", "empty"], most=29) == {"old", "empty"}
-    assert small_runs(store, ["run"], most=30) == {"run"}
-    assert small_runs(store, [], most=1) == set()
+    for asked, most, small in ((["run", "old", "empty"], 29, {"old", "empty"}), (["run"], 30, {"run"}), ([], 1, set())):
+        assert small_runs(store, asked, most=most) == small
 
 
 @pytest.mark.postgres

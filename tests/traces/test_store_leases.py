@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -15,12 +15,9 @@ from assay.traces.store.leases import Lease, LostLease, acquire, holder_of
 from assay.traces.store.tables import leases, meta
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    where = request.getfixturevalue("postgres_url") if request.param == "postgresql" else tmp_path / "s.db"
-    with Store(where) as opened:
-        with opened.engine.begin() as connection:  # the PostgreSQL of all tests is one
-            connection.execute(sa.delete(leases))
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store(database_url) as opened:
         yield opened
 
 
@@ -29,19 +26,17 @@ def until(engine: sa.Engine) -> float:
         return float(connection.execute(sa.select(leases.c.until)).scalar_one())
 
 
-@pytest.mark.parametrize("jump", [0.0, -(10.0**9), 10.0**9])
-def test_one_process_holds_a_lease_also_when_the_time_is_set(
-    store: Store, monkeypatch: pytest.MonkeyPatch, jump: float
-) -> None:
+def test_one_process_holds_a_lease_also_when_the_time_is_set(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     lease, now = acquire(store.engine, "work", 60.0), time.time
     assert lease is not None
     with lease:
-        monkeypatch.setattr("time.time", lambda: now() + jump)
-        assert acquire(store.engine, "work", 60.0) is None
-        assert holder_of(store.engine, "work") == lease.holder
-        assert acquire(store.engine, "other work", 60.0) is not None
-        with lease.writing("a row") as connection:
-            connection.execute(sa.insert(meta).values(key=f"jump {jump}", value="written"))
+        for jump in (0.0, -(10.0**9), 10.0**9):
+            monkeypatch.setattr("time.time", lambda jump=jump: now() + jump)
+            assert acquire(store.engine, "work", 60.0) is None
+            assert holder_of(store.engine, "work") == lease.holder
+            assert acquire(store.engine, f"other work {jump}", 60.0) is not None
+            with lease.writing("a row") as connection:
+                connection.execute(sa.insert(meta).values(key=f"jump {jump}", value="written"))
     assert holder_of(store.engine, "work") is None
     assert acquire(store.engine, "work", 60.0) is not None
 
@@ -78,19 +73,14 @@ def test_a_lease_ends_by_itself_and_after_the_clock_was_set_back(store: Store, e
 
 
 def test_one_of_many_that_come_at_the_same_time_gets_the_lease(store: Store) -> None:
-    together, got = threading.Barrier(8), list[Lease | None]()
+    together = threading.Barrier(8)
 
-    def come() -> None:
+    def come(_: int) -> Lease | None:
         together.wait()
-        got.append(acquire(store.engine, "work", 60.0))
+        return acquire(store.engine, "work", 60.0)
 
-    threads = [threading.Thread(target=come) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(got) == 8
-    assert len([lease for lease in got if lease is not None]) == 1
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(lease is not None for lease in pool.map(come, range(8))) == 1
 
 
 KILLED = """
