@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store import connection as connections, store as stores, store_url
 from assay.traces.store.rows import transition_row
-from assay.traces.store.writer import Rows, Spill
+from assay.traces.store.writer import Keeper, Rows, Spill, leftover_batches
 
 
 @contextmanager
@@ -37,12 +37,15 @@ def add_calls(store: Store, count: int, *, first: int = 0, text: str = "") -> No
         store.put_transition("r", Transition(t=t, model="m", request={"text": text}))
 
 
-def waited(store: Store, rows: int) -> None:
-    for _ in range(400):
-        if store.spill.rows >= rows:
-            return
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not become true in time"
         time.sleep(0.02)
-    raise AssertionError(f"{store.spill.rows} of {rows} rows wait in the file")
+
+
+def waited(store: Store, rows: int) -> None:
+    until(lambda: store.spill.rows >= rows)
 
 
 @pytest.fixture
@@ -69,17 +72,13 @@ def test_rows_wait_in_a_file_while_the_database_is_locked(tmp_path: Path) -> Non
             add_calls(store, 700, first=700)
             store.put_rollout(Rollout(id="r", task_id="last"))
             store.trim("r", 1000)
+            assert list(store.rollouts()) == []  # only the writer waits
             with pytest.raises(StoreError, match=r"did not take its rows within 1 s: .*locked.* wait in"):
                 store.flush(1)
             assert files(tmp_path)
         store.flush()
-        assert (store.stats()["transitions"], store.rollout("r").task_id, store.dropped, store.waiting) == (
-            1000,
-            "last",
-            0,
-            0,
-        )
-        assert files(tmp_path) == []
+        assert (store.stats()["transitions"], store.rollout("r").task_id) == (1000, "last")
+        assert (store.dropped, store.waiting, files(tmp_path)) == (0, 0, [])
 
 
 @pytest.mark.usefixtures("quick")
@@ -96,39 +95,93 @@ def test_rows_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Pat
         assert [t.request["text"] for t in store.rollout("r").transitions] == ["2"]
 
 
-LEAVING = """
-import os, sys, time
-from assay.traces import Transition
-from assay.traces.store import connection as connections
-from assay.traces.store import store as stores
-stores.PATIENCE_S, connections.LOCK_TIMEOUT_MS = 0.2, 50
-store = stores.Store(sys.argv[1])
-print("open", flush=True)
-sys.stdin.readline()
-for t in range(50):
-    store.put_transition("r", Transition(t=t, model="m", request={}))
-while store.spill.rows < 50:
-    time.sleep(0.01)
-os._exit(9)
-"""
+# -- rows that a killed process left
 
 
-def test_rows_in_the_file_of_a_killed_process_are_written_by_the_next_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LEAVING, str(tmp_path / "s.db")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert process.stdout.readline() == "open\n"
-    with locked(tmp_path / "s.db"):
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(60) == 9
-    (spilled,) = files(tmp_path)
-    with open(tmp_path / spilled, "ab") as file:
+def leave_rows(path: Path) -> Spill:
+    """Rows of 50 calls in a file of a process that is no more."""
+    calls = {t: transition_row(vars(Transition(t=t, model="m", request={}))) for t in range(50)}
+    spill = Spill(path, 1 << 20)
+    assert spill.put({"transitions": {("r", t): row | {"rollout_id": "r"} for t, row in calls.items()}})
+    spill.leave()
+    return spill
+
+
+def test_leftover_rows_are_written_by_the_next_process(tmp_path: Path) -> None:
+    """In a container each start of a server may have the same process number."""
+    spill = leave_rows(tmp_path / "s.db")
+    with open(spill.path, "ab") as file:
         file.write(b'[["transitions", ["r", 50], {"rollout')  # a batch that the kill cut off
+    spill.path.rename(spill.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["transitions"] == 50
     assert files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("later", [True, False])
+def test_leftover_rows_are_written_before_later_ones_and_without_any(tmp_path: Path, later: bool) -> None:
+    Store(tmp_path / "s.db").close()
+    leave_rows(tmp_path / "s.db")
+    with locked(tmp_path / "s.db"):
+        store = Store(tmp_path / "s.db")
+        assert store.behind
+        if later:
+            add_calls(store, 1, text="later")  # of the same turn as one that was left
+            store.put_rollout(Rollout(id="r"))
+            with pytest.raises(StoreError, match=r"within 1 s: .*locked"):
+                store.flush(1)
+    with store:
+        until(lambda: not store.behind)
+        assert store.stats()["transitions"] == 50
+        if later:
+            store.flush()
+            assert store.rollout("r").transitions[0].request == {"text": "later"}
+    assert files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_leftover_rows_of_another_version_are_refused_and_kept(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    spill = Spill(tmp_path / "s.db", 10_000)
+    run = {"id": "x", "kind": "compile", "config": "{}", "status": "done", "unseen": 0, "unrecorded_reason": None}
+    spill.put({"runs": {"x": {**run, "started_at": 1.0, "ended_at": 2.0}}})  # without `resumed_at`
+    spill.leave()
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            Store(tmp_path / "s.db")
+    spill.path.unlink()
+    Store(tmp_path / "s.db").close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with locked(tmp_path / "s.db"):
+            add_calls(store, 10)
+            waited(store, 10)
+        before = files(tmp_path)
+        Store(tmp_path / "s.db").close()
+        store.flush()
+        assert store.stats()["transitions"] == 10
+    assert (len(before), files(tmp_path)) == (1, [])
+
+
+TAKING = """
+import os, sys
+from assay.traces.store import store as stores
+stores.Store.write_batch = lambda *_, **__: os._exit(9)  # killed while it writes what was left
+stores.Store(sys.argv[1])
+"""
+
+
+@pytest.mark.chaos
+def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    leave_rows(tmp_path / "s.db")
+    assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
+    with Store(tmp_path / "s.db") as store:
+        assert store.stats()["transitions"] == 50
 
 
 KILLED = """
@@ -184,81 +237,14 @@ def stored_turns(store: str) -> set[int]:
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    add_calls, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
-    assert {t for t, at in add_calls if at < killed - 1} - stored_turns(str(tmp_path / "s.db")) == set()
+def test_a_process_killed_during_an_outage_loses_at_most_one_second(database_url: str) -> None:
+    Store(database_url).close()
+    unavailable = locked_table(database_url) if "://" in database_url else locked(Path(database_url))
+    written, killed = killed_while(unavailable, database_url)
+    assert {t for t, at in written if at < killed - 1} - stored_turns(database_url) == set()
 
 
-@pytest.mark.chaos
-@pytest.mark.postgres
-def test_a_process_killed_while_a_table_is_locked_loses_at_most_one_second(postgres_url: str) -> None:
-    Store(postgres_url).close()
-    add_calls, killed = killed_while(locked_table(postgres_url), postgres_url)
-    assert {t for t, at in add_calls if at < killed - 1} - stored_turns(postgres_url) == set()
-
-
-def leave_rows_of_a_killed_process(path: Path) -> None:
-    """Rows stay in the file because the database is locked meanwhile."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LEAVING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with locked(path):
-        assert process.communicate("\n", timeout=60)[0] == "open\n"
-
-
-@pytest.mark.usefixtures("quick")
-def test_leftover_rows_are_written_before_later_ones(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    leave_rows_of_a_killed_process(tmp_path / "s.db")
-    with locked(tmp_path / "s.db"):
-        store = Store(tmp_path / "s.db")
-        assert store.behind
-        add_calls(store, 1, text="later")  # of the same turn as one that was left
-        store.put_rollout(Rollout(id="r"))
-        with pytest.raises(StoreError, match=r"within 1 s: .*locked"):
-            store.flush(1)
-    with store:
-        store.flush()
-        transitions = store.rollout("r").transitions
-        assert (store.behind, len(transitions), transitions[0].request) == (False, 50, {"text": "later"})
-    assert files(tmp_path) == []
-
-
-@pytest.mark.usefixtures("quick")
-def test_leftover_rows_are_written_without_later_ones(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    leave_rows_of_a_killed_process(tmp_path / "s.db")
-    with locked(tmp_path / "s.db"):
-        store = Store(tmp_path / "s.db")
-    with store:
-        for _ in range(400):
-            if not store.behind:
-                break
-            time.sleep(0.02)
-        assert store.stats()["transitions"] == 50
-
-
-@pytest.mark.usefixtures("quick")
-def test_leftover_rows_of_another_version_are_refused_and_kept(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    spill = Spill(tmp_path / "s.db", 10_000)
-    run = {"id": "x", "kind": "compile", "config": "{}", "status": "done", "unseen": 0, "unrecorded_reason": None}
-    spill.put({"runs": {"x": {**run, "started_at": 1.0, "ended_at": 2.0}}})  # without `resumed_at`
-    spill.leave()
-    for _ in range(2):
-        with pytest.raises(StoreError):
-            Store(tmp_path / "s.db")
-    spill.path.unlink()
-    Store(tmp_path / "s.db").close()
-
-
-TAKING = """
-import os, sys
-from assay.traces.store import store as stores
-stores.Store.write_batch = lambda *_, **__: os._exit(9)  # killed while it writes what was left
-stores.Store(sys.argv[1])
-"""
+# -- rows that wait
 
 
 def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
@@ -274,28 +260,6 @@ def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
         answers.set()
         store.flush()
         assert (store.stats()["transitions"], store.waiting, files(tmp_path)) == (600, 0, [])
-
-
-@pytest.mark.chaos
-def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    leave_rows_of_a_killed_process(tmp_path / "s.db")
-    assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
-    with Store(tmp_path / "s.db") as store:
-        assert store.stats()["transitions"] == 50
-
-
-def test_a_leftover_file_of_a_process_with_the_same_id_is_read(tmp_path: Path) -> None:
-    """In a container each start of a server may have the same process number."""
-    rows: Rows = {
-        "transitions": {("r", 0): transition_row(vars(Transition(t=0, model="m", request={}))) | {"rollout_id": "r"}}
-    }
-    spill = Spill(tmp_path / "s.db", 1 << 20)
-    assert spill.put(rows)
-    spill.leave()
-    spill.path.rename(spill.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
-    with Store(tmp_path / "s.db") as store:
-        assert store.stats()["transitions"] == 1
 
 
 def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
@@ -323,19 +287,6 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        with locked(tmp_path / "s.db"):
-            add_calls(store, 10)
-            waited(store, 10)
-        before = files(tmp_path)
-        Store(tmp_path / "s.db").close()
-        store.flush()
-        assert store.stats()["transitions"] == 10
-    assert (len(before), files(tmp_path)) == (1, [])
-
-
-@pytest.mark.usefixtures("quick")
 def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MAX_SPILL_BYTES", 200_000)
     monkeypatch.setattr("assay.traces.store.writer.MAX_WAITING_BYTES", 200_000)
@@ -360,14 +311,49 @@ def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monk
         assert store.stats()["transitions"] + store.dropped_calls == 100
 
 
-@pytest.mark.timeout(120)
-def test_a_locked_database_blocks_only_the_writer(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        with locked(tmp_path / "s.db"):
-            add_calls(store, 2000)
-            assert list(store.rollouts()) == []
-        store.flush()
-        assert store.stats()["transitions"] == 2000
+class Database:
+    """A database that writes once `free` is set, and waits until then; or is unreachable."""
+
+    def __init__(self, *, unreachable: bool = False) -> None:
+        self.written: list[int] = []
+        self.free, self.unreachable = threading.Event(), unreachable
+        if unreachable:
+            self.free.set()
+
+    def write(self, rows: Rows) -> bool:
+        self.free.wait(120)
+        self.written += [] if self.unreachable else [row["n"] for row in rows["t"].values()]
+        return not self.unreachable
+
+
+def batch(*numbers: int) -> Rows:
+    return {"t": {number: {"n": number} for number in numbers}}
+
+
+@pytest.mark.timeout(60)
+def test_rows_that_arrive_while_the_file_is_written_back_are_added_to_it(tmp_path: Path) -> None:
+    database, spill = Database(unreachable=True), Spill(tmp_path / "s.db", 1 << 20)
+    keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
+    for number in range(5):
+        assert not keeper.commit(batch(number))
+    database.unreachable = False
+    database.free.clear()  # it is back, and slow
+    time.sleep(0.05)
+    assert not keeper.commit(batch(5))
+    spill.leave()
+    left = [row["n"] for rows in leftover_batches(tmp_path / "s.db") for part in rows for row in part["t"].values()]
+    assert left == [0, 1, 2, 3, 4, 5]  # what another process would find if this one were killed now
+    database.free.set()
+
+
+def test_a_slow_batch_and_one_beyond_the_file_limit_are_written_once_and_in_order(tmp_path: Path) -> None:
+    database = Database()
+    keeper = Keeper(Spill(tmp_path / "s.db", 40), database.write, lambda: True, retry_s=0.01)
+    assert not keeper.commit(batch(1))
+    threading.Timer(0.5, database.free.set).start()
+    assert keeper.commit(batch(2, 3, 4, 5, 6))
+    assert database.written == [1, 2, 3, 4, 5, 6]
+    assert (keeper.waiting, files(tmp_path)) == (0, [])
 
 
 @pytest.mark.chaos
