@@ -1,6 +1,7 @@
 """A gateway over real sockets in front of a server of the test's choice, and requests to it, for tests."""
 
 import json
+import sqlite3
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -15,23 +16,9 @@ from aiohttp import web
 
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.upstreams import upstream_of
+from assay.traces.gateway.upstreams import LitellmUpstream, upstream_of
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
-
-__all__ = [
-    "CHAT",
-    "KEY",
-    "OWNER",
-    "PATHS",
-    "AnsweringServer",
-    "Stage",
-    "body_of",
-    "opened_stage",
-    "send_events",
-    "stage",
-    "user",
-]
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}
@@ -43,6 +30,8 @@ PATHS = {
     "messages": "/v1/messages",
     "gemini": "/v1beta/models/m:generateContent",
 }
+PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+TOOL = {"type": "function", "function": {"name": "calculator", "description": "Calculates.", "parameters": PARAMETERS}}
 
 
 def user(text: str) -> dict[str, Any]:
@@ -59,6 +48,26 @@ def body_of(dialect: str, text: str = "hello", **more: Any) -> dict[str, Any]:
         "gemini": {"contents": [{"role": "user", "parts": [{"text": text}]}]},
     }
     return {**({} if dialect == "gemini" else {"model": "m"}), **prompts[dialect], **more}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread does."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.02)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another connection's write lock on an SQLite store."""
+    other = sqlite3.connect(path, isolation_level=None, timeout=120, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
 
 
 class AnsweringServer:
@@ -150,11 +159,12 @@ class Stage:
 
     def settled(self, calls: int) -> None:
         """Waits until so many calls are stored: a stream's record is written after its last byte has gone out."""
-        for _ in range(200):
-            if self.gateway.stored >= calls:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"{self.gateway.stored} of {calls} calls were stored")
+        until(lambda: self.gateway.stored >= calls)
+
+
+def through_litellm(behind: str, **options: Any) -> LitellmUpstream:
+    """A server as a provider that litellm calls."""
+    return LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"}, **options)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 
 from assay.datasets.tasks import task_key
-from assay.errors import StoreError
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from rigs.command_line import while_serving
@@ -90,6 +89,8 @@ def test_with_a_key_other_callers_are_refused_and_no_key_is_stored(stage: Stage)
 @unlocked
 def test_without_a_key_calls_are_open_and_other_requests_need_the_generated_key(stage: Stage) -> None:
     assert stage.post("chat", CHAT)[0] == 200
+    status, reply = stage.post("chat", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}")
+    assert (status, "not of this gateway's key" in reply["error"]["message"]) == (401, True)
     assert send("GET", f"{stage.url}/v1/models", None)[0] == 200
     assert stage.post(f"/r/my-run{PATHS['chat']}", CHAT)[0] == 200
     rollout = opened(stage, id="x")["id"]
@@ -159,13 +160,6 @@ def test_a_token_is_valid_only_for_its_rollout_and_cannot_be_forged(stage: Stage
     assert stage.post("chat", CHAT, **bearer, **{"x-assay-rollout": mine["id"]})[0] == 200
 
 
-@unlocked
-def test_a_token_of_another_gateway_is_refused_also_if_calls_are_open(stage: Stage) -> None:
-    status, reply = stage.post("chat", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}")
-    assert (status, "not of this gateway's key" in reply["error"]["message"]) == (401, True)
-    assert stage.rollouts() == []
-
-
 def test_a_token_is_valid_as_long_as_the_key(stage: Stage, tmp_path: Path) -> None:
     path = token_path(opened(stage))
     with Store(tmp_path / "s.db") as store, served(Gateway(store, stage.gateway.upstream, key=KEY).app()) as again:
@@ -202,17 +196,6 @@ def test_a_token_continues_an_idle_rollout_until_it_is_ended_or_scored(stage: St
     assert stage.post("chat", CHAT, **by_name)[0] == 200  # the owner opens it again
     assert stage.post(token_path(mine), CHAT)[0] == 403
     assert len(stored(stage)[mine["id"]].transitions) == 3
-
-
-def test_a_scored_answer_is_kept_if_the_owner_calls_again(stage: Stage) -> None:
-    mine = opened(stage)
-    by_name = {**OWNER, "x-assay-rollout": mine["id"]}
-    assert stage.post("chat", CHAT, **by_name)[0] == 200
-    closed(stage, mine, {"reward": 1})
-    assert stage.post("chat", {"messages": [user("another")]}, **by_name, **{"x-assay-end": "1"})[0] == 200
-    rollout = stage.rollout()
-    assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 2)
-    assert rollout.prediction == {"answer": "echo: hello"}
 
 
 @pytest.mark.parametrize("end", [{"reward": 1.0}, {"prediction": "mine"}], ids=str)
@@ -291,15 +274,6 @@ def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> No
             assert stage.manage(path, body)[0] in (404, 422), path
     assert stored(stage) == before
     assert stage.upstream.calls == 0
-
-
-def test_no_rollout_is_opened_while_the_store_cannot_be_read(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(*_: object) -> Rollout:
-        raise StoreError("the store is away")
-
-    monkeypatch.setattr(stage.store, "rollout", unreadable)
-    assert stage.post(f"/r/my-run{PATHS['chat']}", CHAT, **OWNER)[0] == 503
-    assert list(stage.store.rollouts()) == []
 
 
 # -- hosts and paths

@@ -7,8 +7,9 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from assay.errors import ConfigError, FailureKind
 from assay.traces import Store
 from assay.traces.gateway.connections import ConnectionLimits, Listener, most_connections
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream
-from rigs.gateway import AnsweringServer, Stage, body_of, opened_stage
+from assay.traces.gateway.upstreams import HttpUpstream
+from rigs.gateway import AnsweringServer, Stage, body_of, opened_stage, through_litellm, until
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 
@@ -93,13 +94,6 @@ def call_bytes(text: str, *, stream: bool = False) -> bytes:
     """A call that ends its connection."""
     body = json.dumps(body_of("chat", text, stream=stream)).encode()
     return HEAD + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not become true in time"
-        time.sleep(0.02)
 
 
 def descriptors() -> int:
@@ -187,10 +181,7 @@ def test_an_upstream_that_never_answers_is_a_timeout(stage: Listening) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path, stream: bool) -> None:
-    def upstream(behind: str) -> LitellmUpstream:
-        return LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"}, idle_s=2.0)
-
-    with opened_stage(tmp_path, upstream=upstream) as stage:
+    with opened_stage(tmp_path, upstream=partial(through_litellm, idle_s=2.0)) as stage:
         received = remaining_bytes(connect(stage, call_bytes("#hang", stream=stream)))
         call = stage.call()
     assert received.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 504")

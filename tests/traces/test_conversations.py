@@ -16,9 +16,9 @@ from assay.rubrics import steps
 from assay.rubrics.trl_reward import completion_fields
 from assay.support.scrubbing import MARK, add_secrets
 from assay.traces import Rollout, ToolCall, Transition
-from assay.traces.gateway.requests import Beginnings, ClientRequest, storable
+from assay.traces.gateway.requests import storable
 from assay.traces.store.sealing import SplitFinder, store_tasks
-from rigs.gateway import AnsweringServer, Stage, opened_stage, stage as stage, user
+from rigs.gateway import AnsweringServer, Stage, body_of, opened_stage, stage as stage, user
 from rigs.upstream import response_body
 
 Message = dict[str, Any]
@@ -279,62 +279,36 @@ def test_results_belong_to_their_calls_in_order_where_ids_changed(
 
 # -- the known prefix of a conversation, which is not parsed again
 
-SECRET = "planted-credential-1a2b3c4d"
-
-
-def requests_of(dialect: str, count: int, *, planted: int = -1) -> list[dict[str, Any]]:
-    """The requests of a conversation of so many turns, with a credential's field in the result of one."""
-    body: dict[str, Any] = {"model": "m", "messages": [user("begin")]}
-    if dialect == "messages":
-        body["system"] = "be brief"
-    bodies = [json.loads(json.dumps(body))]
-    for turn in range(count):
-        arguments = {"expression": f"6*{turn}", **({"api_key": SECRET} if turn == planted else {})}
-        if dialect == "chat":
-            function = {"name": "calculator", "arguments": json.dumps(arguments)}
-            calls = [{"id": f"c{turn}", "type": "function", "function": function}]
-            body["messages"] += [
-                {"role": "assistant", "content": None, "tool_calls": calls},
-                {"role": "tool", "tool_call_id": f"c{turn}", "content": "42"},
-            ]
-        else:
-            use = {"type": "tool_use", "id": f"c{turn}", "name": "calculator", "input": arguments}
-            result = {"type": "tool_result", "tool_use_id": f"c{turn}", "content": "42"}
-            body["messages"] += [
-                {"role": "assistant", "content": [use]},
-                {"role": "user", "content": [result, {"type": "text", "text": "and now?"}]},
-            ]
-        bodies.append(json.loads(json.dumps(body)))
-    return bodies
-
-
-def read(beginnings: Beginnings, dialect: str, body: dict[str, Any]) -> ClientRequest:
-    """As a call reads its request."""
-    known = beginnings.of(dialect, body)
-    assert known is not None
-    stored = storable(body, [], checked=known.known)
-    client_request = ClientRequest(dialect, stored, begun=known.chain if stored["messages"] is body["messages"] else ())
-    if stored["messages"] is body["messages"]:
-        beginnings.keep(known, client_request.chain)
-    return client_request
+SECRET, LATER = "planted-credential-1a2b3c4d", "told-after-the-first-calls-77"
 
 
 @pytest.mark.parametrize("planted", [-1, 0, 3])
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
-def test_a_cached_beginning_gives_the_same_request_as_no_cache(dialect: str, planted: int) -> None:
-    beginnings = Beginnings()
-    for body in requests_of(dialect, 5, planted=planted):
-        cached, uncached = read(beginnings, dialect, body), ClientRequest(dialect, storable(body, []))
-        assert list(cached.body.items()) == list(uncached.body.items())
-        assert (cached.chain, cached.task) == (uncached.chain, uncached.task)
-        assert SECRET not in json.dumps(cached.body)
+def test_a_growing_conversation_is_stored_like_its_requests_alone(stage: Stage, dialect: str, planted: int) -> None:
+    messages = [user("begin")]
+    for turn in range(5):
+        arguments = {"expression": f"6*{turn}", **({"api_key": SECRET} if turn == planted else {})}
+        if dialect == "chat":
+            function = {"name": "calculator", "arguments": json.dumps(arguments)}
+            calls = [{"id": f"c{turn}", "type": "function", "function": function}]
+            messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+            messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": "42"})
+        else:
+            use = {"type": "tool_use", "id": f"c{turn}", "name": "calculator", "input": arguments}
+            result = {"type": "tool_result", "tool_use_id": f"c{turn}", "content": "42"}
+            messages.append({"role": "assistant", "content": [use]})
+            messages.append({"role": "user", "content": [result, {"type": "text", "text": "and now?"}]})
+        body = body_of(dialect, messages=messages)
+        stage.post(dialect, body)
+        stored = stage.rollouts()[-1].transitions[-1].request["body"]
+        assert stored == storable(json.loads(json.dumps(body)), [])
+        assert SECRET not in json.dumps(stored)
 
 
-def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> None:
-    beginnings, later = Beginnings(), "told-after-the-first-call-77"
-    *_, last, body = requests_of("chat", 3)
-    for request in (last, body):
-        request["messages"][0]["content"] = f"with {later}"
-    assert later in json.dumps(read(beginnings, "chat", last).body)
-    add_secrets(later)
-    assert read(beginnings, "chat", body).body["messages"][0]["content"] == f"with {MARK}"
+def test_a_key_that_is_registered_later_is_removed_from_a_known_beginning(stage: Stage) -> None:
+    messages = [user(f"begin with {LATER}")]
+    messages.append(stage.chat(*messages))
+    add_secrets(LATER)
+    stage.chat(*messages, user("and now?"))
+    first, second = (call.request["body"]["messages"][0]["content"] for call in stage.calls())
+    assert (first, second) == (f"begin with {LATER}", f"begin with {MARK}")

@@ -85,12 +85,6 @@ def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: S
 
 
 @keyed
-def test_a_retried_call_stays_in_its_rollout(stage: Stage) -> None:
-    assert [ask(stage, content("hello #once429"))[0] for _ in range(2)] == [429, 200]
-    assert [(call.error or "")[:8] for call in stage.rollout().transitions] == ["HTTP 429", ""]
-
-
-@keyed
 @pytest.mark.parametrize("query", ["?alt=sse", ""])
 def test_an_interrupted_stream_is_incomplete_and_keeps_the_received_parts(stage: Stage, query: str) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
@@ -131,12 +125,6 @@ def test_googles_models_are_called_at_google_in_their_dialect(monkeypatch: pytes
 
 
 # -- reading
-
-
-def test_a_partly_blocked_answer_keeps_the_received_text() -> None:
-    body = {"candidates": [{"content": {"parts": [{"text": "Take two"}]}, "finishReason": "SAFETY"}]}
-    answer = answer_of("gemini", body)
-    assert (answer.output, answer.refusal, answer.finish) == ("Take two", "", "content_filter")
 
 
 def test_media_are_kept_by_reference() -> None:
@@ -217,84 +205,56 @@ def test_a_stream_without_a_finish_reason_is_incomplete_unless_the_prompt_was_bl
     assert read_events("gemini", [{"error": {"code": 500}}]) == (None, False)
 
 
-# -- addresses
-
-
-@pytest.mark.parametrize(
-    ("path", "google"),
-    [
-        (f"{MODEL}:generateContent", True),
-        (f"{VERTEX}:countTokens", True),
-        ("/v1beta/files", True),
-        ("/upload/v1beta/files", True),
-        ("/v1/models", False),
-        ("/v1/chat/completions", False),
-        ("/v1/batches/b-1:cancel", False),
-    ],
-)
-def test_googles_paths_are_recognised(path: str, google: bool) -> None:
-    assert is_google(path) is google
+def test_googles_paths_are_recognised() -> None:
+    for path in (f"{MODEL}:generateContent", f"{VERTEX}:countTokens", "/v1beta/files", "/upload/v1beta/files"):
+        assert is_google(path)
+    for path in ("/v1/models", "/v1/chat/completions", "/v1/batches/b-1:cancel"):
+        assert not is_google(path)
 
 
 # -- exports
 
-NATIVE = {"model": "nobody/unknown", "tools": "native"}  # messages as they are
 QUESTION = "Write to ann.smith@acme-mail.de: how much is 6*7?"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a store with two runs of a task: both call a function after a thought, one answers it."""
+    """The address of a store with a run that calls a function after a thought and answers then."""
     call = {"functionCall": {"name": "calculator", "args": {"expression": "6*7"}}}
     thought = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, call]}
     answered = {"functionResponse": {"name": "calculator", "response": {"result": "42"}}}
     asked = [content(QUESTION)]
-    continued = [*asked, thought, {"role": "user", "parts": [answered]}]
-    known: dict[str, Any] = {"task_id": "t", "group_id": "t", "task_type": "sum", "run_id": "r", "model": "m"}
+    turns = ((asked, thought), ([*asked, thought, {"role": "user", "parts": [answered]}], content("42", "model")))
+    given: dict[str, Any] = {"inputs": {"question": QUESTION}, "expected": {"answer": "42"}, "score": 1.0}
     with Store(tmp_path_factory.mktemp("gemini") / "assay.db") as opened:
-        store_splits(opened, {"train": [task_key({"question": QUESTION})]})
-        for text, score in (("It is 42.", 1.0), ("I do not know.", 0.0)):
-            given: dict[str, Any] = {"inputs": {"question": QUESTION}, "expected": {"answer": "42"}}
-            rollout = Rollout(**known, **given, status="done", split="train", score=score, prediction={"answer": text})
-            opened.put_rollout(rollout)
-            for t, (contents, answer) in enumerate(((asked, thought), (continued, content(text, "model")))):
-                body = {"candidates": [{"content": answer, "finishReason": "STOP"}]}
-                request = {"dialect": "gemini", "body": {"contents": contents, "tools": [CALCULATOR]}}
-                read = answer_of("gemini", body)
-                fields: dict[str, Any] = {"output": read.output, "tools": read.tool_calls()}
-                turn = Transition(t=t, model="m", request=request, response={"body": body}, **fields)
-                opened.put_transition(rollout.id, turn)
+        store_splits(opened, {"train": [task_key(given["inputs"])]})
+        opened.put_rollout(Rollout(id="r1", task_id="t", status="done", split="train", model="m", **given))
+        for t, (contents, answer) in enumerate(turns):
+            body = {"candidates": [{"content": answer, "finishReason": "STOP"}]}
+            request = {"dialect": "gemini", "body": {"contents": contents, "tools": [CALCULATOR]}}
+            read = answer_of("gemini", body)
+            recorded: dict[str, Any] = {"output": read.output, "tools": read.tool_calls(), "response": {"body": body}}
+            opened.put_transition("r1", Transition(t=t, model="m", request=request, **recorded))
         opened.flush()
         return opened.url
 
 
-def exported(store: str, kind: str, out: str = "out", **options: Any) -> list[dict[str, Any]]:
+def exported(store: str, kind: str, **options: Any) -> list[dict[str, Any]]:
     gates = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
-    folder = assay.export(kind, out, store=store, gates=gates, **{"privacy": "off", **options}).path
+    folder = assay.export(kind, kind, store=store, gates=gates, privacy="patterns", **options).path
     return [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
 
 
-def test_a_run_is_exported_with_its_whole_conversation(store: str) -> None:
-    (row,) = exported(store, "sft", **NATIVE, whole=True)
-    assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant"]
-    (pair,) = exported(store, "preferences", out="pairs", **NATIVE)
-    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("It is 42.", "I do not know.")
-    (prompt,) = exported(store, "grpo", out="prompts", **NATIVE, rubric="math_qa")
-    assert [m["role"] for m in prompt["prompt"]] == ["user", "assistant", "tool"]
-    assert "calculator" in prompt["tools"]
-
-
-def test_exported_transitions_hide_personal_data_and_have_the_reasoning(store: str) -> None:
-    rows = exported(store, "transitions", privacy="patterns")
-    assert [row["reasoning"] for row in sorted(rows, key=lambda row: row["t"])] == ["Hm.", "Hm.", "", ""]
-    assert "ann.smith" not in json.dumps(rows)
-    assert all(row["input"]["dialect"] == "gemini" for row in rows)
+def test_exports_have_the_conversation_and_its_reasoning_and_hide_personal_data(store: str) -> None:
+    rows = exported(store, "transitions")
+    assert [(row["reasoning"], row["input"]["dialect"]) for row in rows] == [("Hm.", "gemini"), ("", "gemini")]
+    (whole,) = exported(store, "sft", model="nobody/unknown", tools="native", whole=True)  # messages as they are
+    assert [message["role"] for message in whole["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert "ann.smith" not in json.dumps([rows, whole])
 
 
 def test_traces_show_prints_the_calls_of_a_run(store: str) -> None:
-    with Store(store) as opened:
-        (rollout,) = [row for row in opened.rollouts() if row.score == 1.0]
-    result = CliRunner().invoke(group, ["traces", "show", rollout.id, "--store", store])
+    result = CliRunner().invoke(group, ["traces", "show", "r1", "--store", store])
     assert result.exit_code == 0, result.output
-    for printed in ('assistant:  [calls calculator({"expression": "6*7"})]', "reasoning: Hm.", "-> It is 42."):
+    for printed in ('assistant:  [calls calculator({"expression": "6*7"})]', "reasoning: Hm.", "-> 42"):
         assert printed in result.output

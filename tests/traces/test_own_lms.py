@@ -246,17 +246,18 @@ def test_calls_that_lead_to_dspys_are_recorded_there(server: Answers) -> None:
     assert server.count == len(rollout.transitions) == recorder.meter.usage.calls == 3
 
 
-@before_3_5
-def test_a_forward_that_leads_to_dspys_keeps_its_retries_and_cache(server: Answers) -> None:
+@pytest.mark.parametrize("kind", [dspy.LM, pytest.param(ForwardsItself, marks=before_3_5)])
+def test_retries_and_answers_of_dspys_cache_are_recorded(server: Answers, kind: type[dspy.LM]) -> None:
     with job() as (_, rollout):
         with pytest.raises(dspy.LMError):
-            own(server, "openai/broken", kind=ForwardsItself, num_retries=1)("2+2?")
-        lm = own(server, kind=ForwardsItself, cache=True)
+            own(server, "openai/broken", kind=kind, num_retries=1)("2+2?")
+        lm = own(server, kind=kind, cache=True)
         for _ in range(2):
             lm(f"once {server.url}")
     assert server.count == 3
     assert [call.error is None for call in rollout.transitions] == [False, False, True, True]
     assert [call.cached for call in rollout.transitions] == [False, False, False, True]
+    assert [call.cost_usd for call in rollout.transitions[2:]] == [None, 0.0]
 
 
 @before_3_5
@@ -273,12 +274,6 @@ def test_a_model_of_dspys_tests_is_recorded() -> None:
         say(question="2+2?")
         asyncio.run(say.acall(question="2+2?"))
     assert [call.model for call in rollout.transitions] == ["dummy", "dummy"]
-
-
-def test_several_completions_are_several_calls(server: Answers) -> None:
-    with job() as (_, rollout):
-        assert len(own(server, temperature=1.0)("2+2?", n=3)) == 3
-    assert server.count == len(rollout.transitions) == 3
 
 
 def test_a_model_keeps_its_history_and_settings_and_is_left_alone_outside_a_job(server: Answers) -> None:

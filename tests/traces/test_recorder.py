@@ -12,7 +12,7 @@ import pytest
 import assay
 from assay.errors import FailureKind
 from assay.models import ResponseCache
-from assay.testing import ScriptedEngine, scripted_lm
+from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store, Transition, current_rollout
 from assay.traces.resuming import close_running, drop_cut_off
 
@@ -61,14 +61,6 @@ def test_a_tools_exception_is_its_error() -> None:
     assert rollout.tools[0].error == "ValueError: no"
 
 
-def test_worker_threads_of_a_program_stay_in_their_rollout() -> None:
-    with recording(Recorder()) as rollout:
-        predict = dspy.Predict("question -> answer")
-        examples = [dspy.Example(question=str(number)).with_inputs("question") for number in range(6)]
-        dspy.Parallel(num_threads=3, disable_progress_bar=True)([(predict, example) for example in examples])
-    assert [t.t for t in rollout.transitions] == list(range(6))
-
-
 def test_cached_answers_are_recorded_and_marked() -> None:
     recorder = Recorder()
     lm = scripted_lm(answer, observers=[recorder.observe], cache=ResponseCache())
@@ -76,14 +68,6 @@ def test_cached_answers_are_recorded_and_marked() -> None:
         with dspy.context(lm=lm), recorder.rollout(Rollout()) as rollout:
             dspy.Predict("question -> answer")(question="?")
         assert [t.cached for t in rollout.transitions] == [expected]
-
-
-def test_calls_of_a_model_that_is_not_the_jobs_are_recorded() -> None:
-    recorder = Recorder()
-    stranger = dspy.LM("scripted/other", engine=ScriptedEngine(answer), cache=False)
-    with recorder.active(), recorder.rollout(Rollout()) as rollout:
-        stranger("hello")
-    assert (recorder.unrecorded.count, [t.model for t in rollout.transitions]) == (0, ["scripted/other"])
 
 
 def test_calls_outside_any_rollout_are_kept(tmp_path: Path) -> None:

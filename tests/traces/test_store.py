@@ -1,6 +1,5 @@
 """The store, the same on SQLite and PostgreSQL: what it keeps, its tables and counts, kills, a full disk, erasure."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -185,16 +184,6 @@ def test_all_counts_of_a_run_agree_on_calls_tokens_and_cost(store: Store) -> Non
 # -- tables
 
 
-def stamp(store: Store) -> str | None:
-    with store.engine.connect() as connection:
-        return connection.execute(sa.select(revisions.c.version_num)).scalar()
-
-
-def test_a_new_store_has_its_tables_and_their_revision(store: Store) -> None:
-    assert metadata.tables.keys() == set(sa.inspect(store.engine).get_table_names())
-    assert stamp(store) == REVISION
-
-
 @pytest.mark.parametrize(
     "statements",  # leave a store as another version has it
     [
@@ -221,28 +210,19 @@ def test_a_store_of_another_version_is_refused_and_left_as_it_is(database_url: s
         assert file_stats(Path(database_url)) is None
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "traces stats",
-        "traces list",
-        "runs list",
-        "registry list",
-        "index .",
-        "export sft --out rows",
-        "evaluate math_qa --rubric math_qa --data arithmetic:size=40 --model openai/none",
-    ],
-)
-def test_each_command_refuses_a_store_of_another_version_and_names_the_way_out(command: str) -> None:
+def test_each_command_refuses_a_store_of_another_version_and_names_the_way_out() -> None:
     Store("old.db").close()
     with closing(sqlite3.connect("old.db")) as db:
         db.execute("UPDATE store_revision SET version_num = '0001'")
         db.commit()
-    error = CliRunner().invoke(group, [*command.split(), "--store", "old.db"]).exception
-    assert isinstance(error, StoreError)
-    assert error.exit_code == 1
-    assert "old.db" in str(error)
-    assert "name another store" in str(error).lower()
+    evaluate = "evaluate math_qa --rubric math_qa --data arithmetic:size=40 --model openai/none"
+    reading = ("traces stats", "traces list", "runs list", "registry list", "index .", "export sft --out rows")
+    for command in (*reading, evaluate):
+        error = CliRunner().invoke(group, [*command.split(), "--store", "old.db"]).exception
+        assert isinstance(error, StoreError), command
+        assert error.exit_code == 1
+        assert "old.db" in str(error)
+        assert "name another store" in str(error).lower()
 
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
@@ -307,7 +287,7 @@ def test_processes_that_create_a_store_at_once_lose_and_duplicate_nothing(databa
     with Store(database_url) as store, store.engine.connect() as connection:
         outputs = connection.execute(sa.text("SELECT output FROM transitions")).scalars().all()
         rollouts = connection.execute(sa.text("SELECT count(*) FROM rollouts")).scalar()
-        assert stamp(store) == REVISION
+        assert connection.execute(sa.select(revisions.c.version_num)).scalars().all() == [REVISION]
     expected = [f"{number} {at} {t}" for number in range(count) for at in range(100) for t in range(3)]
     assert (sorted(outputs), rollouts) == (sorted(expected), count * 100 + 100)
 
@@ -335,34 +315,6 @@ def test_a_creation_that_is_killed_leaves_an_empty_database(database_url: str) -
     engine.dispose()
     with Store(database_url) as store:
         assert store.stats()["rollouts"] == 0
-
-
-WRITER = """
-import itertools, sys, time
-from assay.traces import Rollout, Store, Transition
-store = Store(sys.argv[1])
-rollout = Rollout()
-store.put_rollout(rollout)
-for t in itertools.count():
-    store.put_transition(rollout.id, Transition(t=t, model="m", request={}, started_at=time.time()))
-    print(t, time.time(), flush=True)
-    time.sleep(0.002)
-"""
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_killed_process_loses_at_most_the_last_second(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-    time.sleep(4)
-    killed = time.time()
-    os.kill(process.pid, signal.SIGKILL)
-    written = [line.split() for line in process.communicate()[0].splitlines() if len(line.split()) == 2]
-    older = [int(t) for t, at in written if float(at) < killed - 1]
-    assert len(older) > 100
-    with Store(path) as store:
-        assert store.stats()["transitions"] > max(older)
 
 
 def test_a_full_disk_is_reported_and_loses_no_stored_rows(tmp_path: Path) -> None:

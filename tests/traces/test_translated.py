@@ -12,14 +12,12 @@ import pytest
 
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.translation import chat_of, chat_request, to_dialect
-from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.upstreams import EmbeddedUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
-from rigs.gateway import PATHS, Stage, body_of, opened_stage
+from rigs.gateway import PARAMETERS, PATHS, TOOL, Stage, body_of, opened_stage, through_litellm
 from rigs.serving import get
 from rigs.upstream import ScriptedUpstream
 
-PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
-TOOL = {"type": "function", "function": {"name": "calculator", "description": "Calculates.", "parameters": PARAMETERS}}
 SCHEMA = {"type": "OBJECT", "properties": {"expression": {"type": "STRING"}}, "required": ["expression"]}
 CALCULATOR = {"functionDeclarations": [{"name": "calculator", "description": "Multiplies.", "parameters": SCHEMA}]}
 ANSWERS = {  # the text of an answer and the number of its calls, by prompt
@@ -32,10 +30,6 @@ ANSWERS = {  # the text of an answer and the number of its calls, by prompt
 def as_embedded(behind: str) -> EmbeddedUpstream:
     """A scripted server that is called like an embedded model."""
     return EmbeddedUpstream("embedded/echo", behind, model="echo", key="", tools=True)
-
-
-def through_litellm(behind: str) -> LitellmUpstream:
-    return LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "none"})
 
 
 @pytest.fixture

@@ -46,8 +46,6 @@ class Echo(AnsweringServer):
         self.requests.append((request.method, request.path_qs))
         self.headers.append({key.lower(): ", ".join(request.headers.getall(key)) for key in request.headers})
         self.bodies.append(await request.read())
-        if request.path.endswith("/moved"):
-            return web.Response(status=307, headers={"Location": "http://elsewhere.example/"})
         return web.json_response(ANSWER, headers=RETURNED)
 
 
@@ -88,12 +86,8 @@ def test_headers_are_forwarded_except_those_of_a_connection_and_of_the_gateway(s
     assert {name: received.get(name) for name in [*keys, "accept"]} == {**keys, "accept": None}
     assert {name: returned.get(name.lower()) for name in RETURNED} == RETURNED
     assert "x-assay-rollout" in returned
-
-
-def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Transparent) -> None:
-    for _ in range(2):
-        stage.request("POST", PATHS["chat"], CHAT)
-    assert [headers.get("cookie") for headers in stage.upstream.headers] == [None, None]
+    stage.request("POST", PATHS["chat"], CHAT)
+    assert stage.upstream.headers[1].get("cookie") is None  # neither the caller's nor the server's
 
 
 @pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
@@ -123,12 +117,6 @@ def test_header_values_in_latin_1_are_not_cut(stage: Transparent) -> None:
 
 
 # -- paths
-
-
-def test_a_redirect_is_an_error_and_not_followed(stage: Transparent) -> None:
-    status, _, reply = stage.request("POST", "/v1/moved", b"secret body", Authorization=f"Bearer {CALLERS_KEY}")
-    assert (status, "elsewhere.example" in str(reply)) == (502, True)
-    assert len(stage.upstream.requests) == 1
 
 
 @pytest.mark.parametrize("owned", ["", "sk-owner"], ids=["no key", "upstream's key"])
@@ -232,30 +220,25 @@ def slow(tmp_path: Path) -> Iterator[tuple[Stage, http.client.HTTPConnection]]:
         connection.close()
 
 
-def test_blank_lines_that_keep_a_client_waiting_are_forwarded_at_once(
-    slow: tuple[Stage, http.client.HTTPConnection],
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_arrives_before_an_answer_or_of_a_part_of_one_is_forwarded_at_once(
+    slow: tuple[Stage, http.client.HTTPConnection], breaks: bool
 ) -> None:
     stage, connection = slow
+    whole = json.dumps(ANSWER).encode()
+    if breaks:
+        stage.upstream.parts.put(whole[:20])
     answer = connection.getresponse()
-    assert (answer.status, answer.read1().strip()) == (200, b"")  # the model has not answered yet
-    for part in (json.dumps(ANSWER).encode(), None):
-        stage.upstream.parts.put(part)
-    assert json.loads(answer.read()) == ANSWER
-    assert (stage.call().output, stage.call().error) == ("hi", None)
-
-
-def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(
-    slow: tuple[Stage, http.client.HTTPConnection],
-) -> None:
-    stage, connection = slow
-    begun = json.dumps(ANSWER).encode()[:20]
-    stage.upstream.parts.put(begun)
-    answer = connection.getresponse()
-    stage.upstream.parts.put(b"")
-    with pytest.raises(http.client.IncompleteRead) as broken:
-        answer.read()
-    assert (answer.status, broken.value.partial.strip()) == (200, begun)
-    assert (stage.call().output.strip(), stage.call().failure) == (begun.decode(), "model")
+    assert (answer.status, answer.read1().strip()) in ((200, b""), (200, whole[:20]))  # blank lines while it waits
+    stage.upstream.parts.put(b"" if breaks else whole)
+    stage.upstream.parts.put(None)
+    if breaks:
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+        assert (stage.call().output.strip(), stage.call().failure) == (whole[:20].decode(), "model")
+    else:
+        assert json.loads(answer.read()) == ANSWER
+        assert (stage.call().output, stage.call().error) == ("hi", None)
 
 
 def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(tmp_path: Path) -> None:

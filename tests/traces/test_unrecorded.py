@@ -162,22 +162,6 @@ def test_each_rollout_counts_its_own_unrecorded_calls(server: str) -> None:
     assert (first.unrecorded, second.unrecorded) == (Unrecorded(2), Unrecorded(2))
 
 
-@pytest.mark.slow
-def test_retries_and_answers_of_dspys_cache_are_recorded(server: str) -> None:
-    recorder, options = Recorder(), {"api_base": f"{server}/v1", "api_key": "k"}
-    with recorder.active(), recorder.rollout(Rollout()) as rollout:
-        with pytest.raises(dspy.LMError):
-            dspy.LM("openai/m", **options, cache=False, num_retries=1)("#500")
-        assert [transition.error is None for transition in rollout.transitions] == [False, False]
-        cached = dspy.LM("openai/m", **options, cache=True)
-        for _ in range(2):
-            cached(f"hello {server}")
-    assert recorder.unrecorded == Unrecorded(0)
-    answers = rollout.transitions[2:]
-    assert [(answer.cached, answer.cost_usd) for answer in answers] == [(False, None), (True, 0.0)]
-    assert answers[0].output == answers[1].output
-
-
 # -- clients that cannot be observed
 
 
