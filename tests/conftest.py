@@ -135,6 +135,14 @@ def empty_postgres_url(postgres_url: str) -> Iterator[str]:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database for a store: a file that does not exist, or one on PostgreSQL."""
+    if request.param == "sqlite":
+        return str(tmp_path / "s.db")
+    return str(request.getfixturevalue("empty_postgres_url"))
+
+
 @pytest.fixture
 def postgres_folder() -> Iterator[Path]:
     """The folder of a PostgreSQL that the test starts itself.

@@ -85,7 +85,7 @@ def assay_command(*arguments: str, stdin: str = "", on_line: Callable[[str], Non
 
 def while_serving(*arguments: str, client: Callable[[Any], Any]) -> tuple[Any, Done]:
     """What `client` returns, called in another thread with the first JSON line of a command that serves, and how the
-    command ended: it gets Ctrl-C when the client has returned.
+    command ended: it gets SIGTERM when the client has returned.
     """
     results: list[Any] = []
 
@@ -93,7 +93,7 @@ def while_serving(*arguments: str, client: Callable[[Any], Any]) -> tuple[Any, D
         try:
             results.append(client(json.loads(line)))
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)  # a shell's background process ignores Ctrl-C
 
     def start(line: str) -> None:
         if not started:

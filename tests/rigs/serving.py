@@ -1,22 +1,19 @@
-"""Serves an aiohttp application or starts a gateway on a free port, and sends HTTP requests to it, for tests."""
+"""Serves an aiohttp application on a free port and sends HTTP requests to it, for tests."""
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 
-__all__ = ["chat_completion", "gateway_process", "get", "post", "send", "served"]
+__all__ = ["chat_completion", "get", "post", "send", "served"]
 
 
 @contextmanager
@@ -46,16 +43,6 @@ def chat_completion(model: str, text: str) -> web.Response:
     return web.json_response(
         {"id": "x", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
     )
-
-
-def gateway_process(store: Path, upstream: str) -> tuple["subprocess.Popen[str]", dict[str, Any]]:
-    """`assay serve` as a process of its own, and the JSON that it prints first. The caller ends it."""
-    flags = ["--model", "m", "--upstream", upstream, "--port", "0", "--json", "--store", str(store)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "assay", "serve", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())
 
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:

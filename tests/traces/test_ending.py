@@ -1,7 +1,6 @@
 """The final answer of a run: one rule for gateway, recordings in process and imports."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,21 @@ from assay.evaluation.stored import task_of, write_score
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.rubrics.steps import tool_executed
-from assay.traces import Recorder, Rollout, Store, ToolCall, Transition
-from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.upstreams import upstream_of
+from assay.traces import Recorder, Rollout, ToolCall, Transition
 from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.final_answer import NO_ANSWER, Ending, answered_with, final_answer, prediction_of
-from rigs.serving import post, served
-from rigs.upstream import ScriptedUpstream
+from rigs.gateway import Stage, stage as stage, user
 
-Q = [{"role": "user", "content": "six times seven?"}]
+Q = [user("six times seven?")]
 RIGHT = Rubric(name="r", criteria=[Criterion(name="right", check=exact)])
+CALLED = ("calculator", '{"expression": "6*7"}')
+CITY = '{"name": "Rome", "in": "Italy"}'
+PRODUCT = ("Product", '{"value": "42"}')
 
 
-def tool(name: str) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": {"answer": {}}}},
-    }
+def tools(*names: str) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {"answer": {}}}
+    return [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in names]
 
 
 def chat_body(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
@@ -37,21 +34,17 @@ def chat_body(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
         {"id": f"c{at}", "type": "function", "function": {"name": name, "arguments": text}}
         for at, (name, text) in enumerate(calls)
     ]
-    return {
-        "choices": [{"message": {"role": "assistant", "content": content, **({"tool_calls": listed} if calls else {})}}]
-    }
+    message = {"role": "assistant", "content": content, **({"tool_calls": listed} if calls else {})}
+    return {"choices": [{"message": message}]}
 
 
 def turn(body: dict[str, Any], answer: dict[str, Any] | None, t: int = 0, **more: Any) -> Transition:
-    read = answer_of("chat", answer) if answer is not None else None
-    more = {"tools": read.tool_calls(), "output": read.output, **more} if read is not None else more
-    return Transition(
-        t=t,
-        model="m",
-        request={"dialect": "chat", "body": {"messages": Q, **body}},
-        response=None if answer is None else {"body": answer},
-        **more,
-    )
+    request = {"dialect": "chat", "body": {"messages": Q, **body}}
+    if answer is None:
+        return Transition(t=t, model="m", request=request, response=None, **more)
+    read = answer_of("chat", answer)
+    more = {"tools": read.tool_calls(), "output": read.output, **more}
+    return Transition(t=t, model="m", request=request, response={"body": answer}, **more)
 
 
 @pytest.mark.parametrize(
@@ -59,43 +52,22 @@ def turn(body: dict[str, Any], answer: dict[str, Any] | None, t: int = 0, **more
     [
         ({}, chat_body("42"), "42"),
         ({}, chat_body(""), ""),
-        ({"tools": [tool("calculator")]}, chat_body("It is 42.", ("note", '{"text": "42"}')), "It is 42."),
-        ({"tools": [tool("calculator")]}, chat_body(None, ("calculator", '{"expression": "6*7"}')), None),
-        (
-            {"tools": [tool("calculator"), tool("final_answer")]},
-            chat_body("I am done", ("final_answer", '{"answer": "42"}')),
-            "42",
-        ),  # smolagents
-        (
-            {"tools": [tool("calculator"), tool("final_answer")]},
-            chat_body("I think", ("calculator", '{"expression": "6*7"}')),
-            None,
-        ),
-        # pydantic-ai, a number
-        ({"tools": [tool("final_result")]}, chat_body(None, ("final_result", '{"response": 42}')), 42),
-        (
-            {"tools": [tool("final_result_City")]},
-            chat_body(None, ("final_result_City", '{"name": "Rome", "in": "Italy"}')),
-            '{"name": "Rome", "in": "Italy"}',
-        ),
+        ({"tools": tools("calculator")}, chat_body("It is 42.", ("note", '{"text": "42"}')), "It is 42."),
+        ({"tools": tools("calculator")}, chat_body(None, CALLED), None),
+        # smolagents
+        ({"tools": tools("calculator", "final_answer")}, chat_body("Done", ("final_answer", '{"answer": "42"}')), "42"),
+        ({"tools": tools("calculator", "final_answer")}, chat_body("I think", CALLED), None),
+        # pydantic-ai: a number, an object, a list, what cannot be read, and after another call
+        ({"tools": tools("final_result")}, chat_body(None, ("final_result", '{"response": 42}')), 42),
+        ({"tools": tools("final_result_City")}, chat_body(None, ("final_result_City", CITY)), CITY),
         ({}, chat_body(None, ("final_result", '{"cities": ["Rome"]}')), '["Rome"]'),
         ({}, chat_body(None, ("final_result", "{broken")), "{broken"),
         ({}, chat_body(None, ("calculator", "{}"), ("final_result", '{"response": "42"}')), "42"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "Product"}}},
-            chat_body(None, ("Product", '{"value": "42"}')),
-            "42",
-        ),  # instructor
-        (
-            {"tool_choice": "required", "tools": [tool("calculator"), tool("Product")]},
-            chat_body(None, ("Product", '{"value": "42"}')),
-            "42",
-        ),  # LangChain
-        (
-            {"tool_choice": "required", "tools": [tool("add"), tool("final_answer")]},
-            chat_body(None, ("add", '{"a": 1}')),
-            None,
-        ),
+        # instructor
+        ({"tool_choice": {"type": "function", "function": {"name": "Product"}}}, chat_body(None, PRODUCT), "42"),
+        # LangChain
+        ({"tool_choice": "required", "tools": tools("calculator", "Product")}, chat_body(None, PRODUCT), "42"),
+        ({"tool_choice": "required", "tools": tools("calculator", "final_answer")}, chat_body(None, CALLED), None),
     ],
 )
 def test_a_run_ends_with_its_last_text_or_with_the_tool_call_that_ended_it(
@@ -105,8 +77,7 @@ def test_a_run_ends_with_its_last_text_or_with_the_tool_call_that_ended_it(
 
 
 def test_a_tool_with_earlier_results_does_not_end_a_run() -> None:
-    body = {"tool_choice": "required", "tools": [tool("calculator")]}
-    call = chat_body(None, ("calculator", '{"expression": "6*7"}'))
+    body, call = {"tool_choice": "required", "tools": tools("calculator")}, chat_body(None, CALLED)
     assert final_answer([turn(body, call)]).value == "6*7"
     ending = final_answer([turn(body, call), turn(body, call, 1)])
     assert (ending.value, ending.known) == (None, True)
@@ -117,25 +88,19 @@ def test_a_tool_with_earlier_results_does_not_end_a_run() -> None:
     [
         ('Thought: done.\n<code>\nfinal_answer("42")\n</code>', Ending("42")),
         ("Thought: done.\n<code>\nfinal_answer(answer=[4, 2])\n", Ending("[4, 2]")),  # cut at its stop sequence
-        (
-            "```py\nx = 6 * 7\nfinal_answer(x)\n```<end_code>",
-            Ending(known=False),
-        ),  # its computed answer was not recorded
+        # its computed answer was not recorded
+        ("```py\nx = 6 * 7\nfinal_answer(x)\n```<end_code>", Ending(known=False)),
         ("Thought: compute.\n<code>\nx = calculator('6*7')\n</code>", Ending(None)),
         ("<code>\nnot python\n</code>", Ending(None)),
         ("42", Ending("42")),
     ],
 )
 def test_an_agent_that_writes_code_ends_with_its_final_answer(text: str, ending: Ending) -> None:
-    instructions = {
-        "role": "system",
-        "content": [{"type": "text", "text": "Solve it by code. At the end call final_answer(result)."}],
-    }
-    answer = answer_of("chat", chat_body(text))
-    assert answered_with({"dialect": "chat", "body": {"messages": [instructions, *Q]}}, answer) == ending
-    assert answered_with({"dialect": "chat", "body": {"messages": Q}}, answer) == Ending(
-        text
-    )  # code that was asked for is an answer
+    told = [{"type": "text", "text": "Solve it by code. At the end call final_answer(result)."}]
+    messages, answer = [{"role": "system", "content": told}, *Q], answer_of("chat", chat_body(text))
+    assert answered_with({"dialect": "chat", "body": {"messages": messages}}, answer) == ending
+    # code that was asked for is an answer
+    assert answered_with({"dialect": "chat", "body": {"messages": Q}}, answer) == Ending(text)
 
 
 def test_dspys_sections_are_the_fields_of_the_answer() -> None:
@@ -145,25 +110,24 @@ def test_dspys_sections_are_the_fields_of_the_answer() -> None:
     assert prediction_of(None) is None
 
 
-def scored(*turns: Transition, **fields: Any) -> tuple[float, Rollout]:
-    rollout = Rollout(status="done", expected={"answer": "42"}, transitions=list(turns), **fields)
-    return write_score(RIGHT, task_of(rollout), rollout, Recorder(None)), rollout
+# -- scores
 
 
-def test_a_rollout_without_a_prediction_is_scored_by_the_answer_of_its_calls() -> None:
-    value, rollout = scored(
-        turn({}, chat_body(None, ("calculator", "{}"))),
-        turn({}, chat_body(None, ("final_result", '{"response": "42"}')), 1),
-    )
-    assert (value, rollout.prediction) == (1.0, {"answer": "42"})
-
-
-def test_a_run_that_used_all_its_steps_scores_zero() -> None:
-    value, rollout = scored(
-        *(turn({}, chat_body("Let me see", ("calculator", "{}")), at) for at in range(2)),
-        turn({}, chat_body(None, ("calculator", "{}")), 2),
-    )
-    assert (value, rollout.prediction, rollout.error) == (0.0, None, NO_ANSWER)
+@pytest.mark.parametrize(
+    ("answers", "score", "prediction"),
+    [
+        ([chat_body(None, CALLED), chat_body(None, ("final_result", '{"response": "42"}'))], 1.0, {"answer": "42"}),
+        ([chat_body("Let me see", CALLED), chat_body(None, CALLED)], 0.0, None),  # it used all its steps
+        ([chat_body("")], 0.0, {"answer": ""}),
+    ],
+)
+def test_a_rollout_without_a_prediction_is_scored_by_the_answer_of_its_calls(
+    answers: list[dict[str, Any]], score: float, prediction: Any
+) -> None:
+    turns = [turn({}, answer, t) for t, answer in enumerate(answers)]
+    rollout = Rollout(status="done", expected={"answer": "42"}, transitions=turns)
+    assert write_score(RIGHT, task_of(rollout), rollout, Recorder(None)) == score
+    assert (rollout.prediction, rollout.error) == (prediction, NO_ANSWER if prediction is None else None)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +139,13 @@ def test_a_run_that_used_all_its_steps_scores_zero() -> None:
     ],
 )
 def test_a_run_with_an_unrecorded_last_answer_is_unscored(last: Transition) -> None:
-    value, rollout = scored(turn({}, chat_body(None, ("calculator", "{}"))), last)
-    assert math.isnan(value)
+    turns = [turn({}, chat_body(None, CALLED)), last]
+    rollout = Rollout(status="done", expected={"answer": "42"}, transitions=turns)
+    assert math.isnan(write_score(RIGHT, task_of(rollout), rollout, Recorder(None)))
     assert (rollout.score, rollout.prediction) == (None, None)
 
 
-def test_an_empty_answer_scores_zero() -> None:
-    assert scored(turn({}, chat_body("")))[0] == 0.0
-
-
-def test_recording_in_process_follows_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_recording_in_process_follows_the_same_rule(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     task = Task(id="t", inputs={"q": "six times seven?"}, expected={"answer": "42"})
     with assay.record(task, rubric="r.yaml", store="s.db") as run:
@@ -193,52 +153,16 @@ def test_recording_in_process_follows_the_same_rule(tmp_path: Path, monkeypatch:
     assert (run.rollout.score, run.rollout.prediction) == (1.0, {"answer": "42"})
 
 
+def test_text_before_the_last_tool_calls_is_not_the_answer(stage: Stage) -> None:
+    stage.chat(user("use the tool #both"), tools=tools("calculator", "final_answer"))
+    assert stage.rollout().prediction is None
+
+
 def test_a_tool_without_a_recorded_result_earns_no_step_reward() -> None:
-    rubric = Rubric(
-        name="s",
-        criteria=[
-            Criterion(name="right", check=exact),
-            Criterion(name="ran", scope="step", weight=0.05, check=tool_executed),
-        ],
-    )
-    calls = [
-        ToolCall(name="a", arguments={}),
-        ToolCall(name="b", arguments={}, result="42"),
-        ToolCall(name="c", arguments={}, error="no"),
-    ]
-    steps = [[calls[0]], [calls[1]], calls[:2], calls]
-    rollout = Rollout(
-        expected={"answer": "42"},
-        transitions=[turn({}, chat_body("x"), t, tools=tools) for t, tools in enumerate(steps)],
-    )
-    earned = rubric.step_rewards(task_of(rollout), rollout)
+    ran = Criterion(name="ran", scope="step", weight=0.05, check=tool_executed)
+    pending, done = ToolCall(name="a", arguments={}), ToolCall(name="b", arguments={}, result="42")
+    steps = [[pending], [done], [pending, done], [pending, done, ToolCall(name="c", arguments={}, error="no")]]
+    turns = [turn({}, chat_body("x"), t, tools=called) for t, called in enumerate(steps)]
+    rollout = Rollout(expected={"answer": "42"}, transitions=turns)
+    earned = Rubric(name="s", criteria=[*RIGHT.criteria, ran]).step_rewards(task_of(rollout), rollout)
     assert [entry.get("ran") for entry in earned] == [None, 0.05, 0.025, pytest.approx(0.05 / 3)]
-
-
-# -- through the gateway
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
-    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:
-        made = Gateway(store, upstream_of("echo", base=behind))
-        with served(made.app()) as url:
-            yield made, url
-
-
-def ask(url: str, *messages: dict[str, Any], **body: Any) -> Any:
-    status, reply = post(f"{url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body})
-    assert status == 200
-    return reply["choices"][0]["message"]
-
-
-def recorded(gateway: Gateway) -> list[Rollout]:
-    gateway.store.flush()
-    return [gateway.store.rollout(r.id) for r in gateway.store.rollouts()][::-1]
-
-
-def test_text_before_the_last_tool_calls_is_not_the_answer(gateway: tuple[Gateway, str]) -> None:
-    made, url = gateway
-    both = {"role": "user", "content": "use the tool #both"}
-    ask(url, both, tools=[tool("calculator"), tool("final_answer")])
-    assert [r.prediction for r in recorded(made)] == [None]

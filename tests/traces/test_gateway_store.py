@@ -2,12 +2,10 @@
 
 import json
 import signal
-import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,59 +16,26 @@ from click.testing import CliRunner
 from assay.cli.main import group
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.sessions import Live
-from assay.traces.gateway.upstreams import upstream_of
-from rigs.serving import gateway_process, get, post, served
+from rigs.command_line import while_serving
+from rigs.gateway import PATHS, TOOL, AnsweringServer, Stage, body_of, locked, opened_stage, stage as stage, user
+from rigs.serving import get, post, served
 from rigs.upstream import ScriptedUpstream
 
-KEY = "gateway-key-1"
-OWNER = {"Authorization": f"Bearer {KEY}"}
+MINE = {"x-assay-rollout": "mine"}
 COMMAND = ("--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    other = sqlite3.connect(path, isolation_level=None, timeout=120)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
-
-
-class Stage:
-    def __init__(self, gateway: Gateway, url: str, path: Path) -> None:
-        self.gateway, self.url, self.path = gateway, url, path
-
-    def chat(self, text: str, **headers: str) -> int:
-        return post(
-            f"{self.url}/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, **OWNER, **headers
-        )[0]
-
-    def manage(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        return post(self.url + path, body, **OWNER)
-
-    def rollouts(self) -> list[Rollout]:
-        self.gateway.store.flush()
-        return [self.gateway.store.rollout(rollout.id) for rollout in self.gateway.store.rollouts()]
-
-
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:
-        gateway = Gateway(store, upstream_of("m", base=behind), key=KEY)
-        with served(gateway.app()) as url:
-            yield Stage(gateway, url, tmp_path / "s.db")
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.db"
 
 
 @pytest.mark.timeout(120)
-def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> None:
+def test_other_requests_are_served_while_the_store_is_locked(stage: Stage, path: Path) -> None:
     old = Rollout(source="gateway")  # not of this gateway: it is in the store alone
-    stage.gateway.store.put_rollout(old)
-    stage.gateway.store.flush()
-    with locked(stage.path):
+    stage.store.put_rollout(old)
+    stage.store.flush()
+    with locked(path):
         waiting = [
             threading.Thread(target=stage.manage, args=("/feedback", {"rollout": old.id, "rating": 1}))
             for _ in range(10)
@@ -78,146 +43,95 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
         for thread in waiting:
             thread.start()
         time.sleep(0.3)
-        assert [stage.chat(f"call {number}") for number in range(10)] == [200] * 10
-        assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
+        assert [stage.ask(f"call {number}") for number in range(10)] == [200] * 10
+        assert stage.ask("of a name", headers=MINE) == 200
         assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.1, "t": 0, "name": "tidy"})[0] == 200
         assert stage.manage("/assay/rollouts/mine/close", {"reward": 0.5})[0] == 200
-        assert (
-            stage.manage("/assay/rollouts/mine/reward", {"reward": 0.75})[0] == 200
-        )  # ended, and not in the database yet
+        late = stage.manage("/assay/rollouts/mine/reward", {"reward": 0.75})
+        assert late[0] == 200  # ended, and not in the database yet
         assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
         assert get(f"{stage.url}/health")["status"] == "ok"
-        assert get(f"{stage.url}/assay/stats", **OWNER)["rows_waiting"] > 0
-        assert stage.gateway.stats()["rows_waiting"] > 0
+        assert get(f"{stage.url}/assay/stats", **stage.owner)["rows_waiting"] > 0
     for thread in waiting:
         thread.join(60)
     mine = next(rollout for rollout in stage.rollouts() if rollout.metadata.get("client_id") == "mine")
     assert (mine.status, mine.score, [t.step_rewards for t in mine.transitions]) == ("done", 0.75, [{"tidy": 0.1}])
-    stats = get(f"{stage.url}/assay/stats", **OWNER)
+    stats = get(f"{stage.url}/assay/stats", **stage.owner)
     assert (stats["calls"], stats["stored"], stats["unrecorded"], stats["rows_waiting"]) == (11, 11, 0, 0)
-    assert stage.gateway.store.stats()["transitions"] == 11
-    assert stage.gateway.store.rollout(old.id).human_rating == 1.0
+    assert stage.store.stats()["transitions"] == 11
+    assert stage.store.rollout(old.id).human_rating == 1.0
 
 
-def test_a_rollout_of_an_earlier_gateway_continues_after_its_last_turn(stage: Stage) -> None:
+def test_a_rollout_of_an_earlier_gateway_continues_after_its_last_turn(stage: Stage, path: Path) -> None:
     """Of several calls at once a kill may lose one in the middle: the turns that are there must not be overwritten."""
-    store = stage.gateway.store
+    store = stage.store
     store.put_rollout(Rollout(id="0" * 32, source="gateway"))
     for t in (0, 1, 3):
         store.put_transition("0" * 32, Transition(t=t, model="m", request={}))
     store.flush()
     assert stage.manage(f"/assay/rollouts/{'0' * 32}/reward", {"reward": 0.5, "t": 3})[0] == 200
-    assert stage.chat("goes on", **{"x-assay-rollout": "0" * 32}) == 200
-    (rollout,) = stage.rollouts()
-    assert [t.t for t in rollout.transitions] == [0, 1, 3, 4]
+    assert stage.ask("goes on", headers={"x-assay-rollout": "0" * 32}) == 200
+    assert [t.t for t in stage.rollout().transitions] == [0, 1, 3, 4]
 
 
 def test_a_named_rollout_waits_for_the_rows_of_an_earlier_gateway(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "behind", True)
-    assert (
-        stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503
-    )  # it may be there: begun anew, its calls would be overwritten
-    assert stage.chat("of none") == 200
+    # the rollout may be there: begun anew, its calls would be overwritten
+    assert (stage.ask("of a name", headers=MINE), stage.ask("of none")) == (503, 200)
     monkeypatch.setattr(Store, "behind", False)
-    assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
-
-
-def test_a_named_rollout_continues_while_the_store_is_locked(stage: Stage) -> None:
-    with locked(stage.path):
-        for _ in range(2):
-            assert stage.chat("again", **{"x-assay-rollout": "mine", "x-assay-end": "1"}) == 200
-    (rollout,) = stage.rollouts()
-    assert [t.t for t in rollout.transitions] == [0, 1]
+    assert stage.ask("of a name", headers=MINE) == 200
 
 
 @pytest.mark.parametrize("flushed", [True, False])
 def test_a_step_reward_and_a_late_tool_result_do_not_overwrite_each_other(stage: Stage, flushed: bool) -> None:
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "calculator",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
-        },
-    }
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "use the tool"}]
-    headers = {"x-assay-rollout": "mine"}
-    _, reply = post(f"{stage.url}/v1/chat/completions", {"messages": messages, "tools": [tool]}, **OWNER, **headers)
+    call = stage.chat(user("use the tool"), headers=MINE, tools=[TOOL])
     if flushed:
-        stage.gateway.store.flush()
+        stage.store.flush()
     assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.25, "t": 0, "name": "tidy"})[0] == 200
-    call = reply["choices"][0]["message"]
-    messages += [call, {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "42"}]
-    post(f"{stage.url}/v1/chat/completions", {"messages": messages, "tools": [tool]}, **OWNER, **headers)
+    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "42"}
+    stage.chat(user("use the tool"), call, result, headers=MINE, tools=[TOOL])
     assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.5, "t": 0, "name": "kind"})[0] == 200
     assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.5, "t": 2})[0] == 422
-    (rollout,) = stage.rollouts()
+    rollout = stage.rollout()
     assert rollout.transitions[0].step_rewards == {"tidy": 0.25, "kind": 0.5}
     assert [tool.result for tool in rollout.tools] == ["42"]
-
-
-def size_of(value: Any, counted: set[int]) -> int:
-    """Characters and bytes that an object holds."""
-    if id(value) in counted or isinstance(value, type):
-        return 0
-    counted.add(id(value))
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(size_of(part, counted) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple | set | frozenset):
-        return sum(size_of(part, counted) for part in value)
-    return size_of(vars(value), counted) if hasattr(value, "__dict__") else 0
 
 
 @pytest.mark.slow
 def test_open_rollouts_with_pending_tool_calls_use_little_memory(tmp_path: Path) -> None:
     async def answer(_: web.Request) -> web.Response:
-        call = {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "write", "arguments": json.dumps({"text": "y" * 500_000})},
-        }
-        return web.json_response(
-            {"choices": [{"message": {"role": "assistant", "content": "z" * 500_000, "tool_calls": [call]}}]}
-        )
+        function = {"name": "write", "arguments": json.dumps({"text": "y" * 500_000})}
+        calls = [{"id": "call_1", "type": "function", "function": function}]
+        return web.json_response({"choices": [{"message": {"content": "z" * 500_000, "tool_calls": calls}}]})
 
-    app = web.Application(client_max_size=10 << 20)
-    app.router.add_post("/v1/chat/completions", answer)
-    with Store(tmp_path / "s.db") as store, served(app) as behind:
-        gateway = Gateway(store, upstream_of("m", base=behind))
-        with served(gateway.app()) as url:
-            for number in range(10):
-                messages = [{"role": "user", "content": f"{number}" + "x" * 1_000_000}]
-                assert post(f"{url}/v1/chat/completions", {"messages": messages})[0] == 200
-            assert len(gateway.rollouts.open) == 10
-            sizes = [
-                size_of([getattr(live, name) for name in Live.__dataclass_fields__ if name != "upstream"], set())
-                for live in gateway.rollouts.open.values()
-            ]
-            assert max(sizes) < 60_000
-        store.flush()
-        rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
-    assert [len(rollout.inputs["prompt"]) for rollout in rollouts] == [1_000_001] * 10
-    assert [len(rollout.tools[0].arguments["text"]) for rollout in rollouts] == [500_000] * 10
-    assert {len((rollout.prediction or {"answer": ""})["answer"]) for rollout in rollouts} == {500_000}
-    assert {rollout.status for rollout in rollouts} == {"done"}
+    with opened_stage(tmp_path, AnsweringServer(answer)) as stage:
+        for number in range(5):
+            stage.chat(user(f"{number}" + "x" * 1_000_000))
+        lives = list(stage.gateway.rollouts.open.values())
+        assert [len(repr(vars(live))) < 60_000 for live in lives] == [True] * 5
+        stage.gateway.rollouts.sweep(all_of_them=True)
+        for rollout in stage.rollouts():
+            assert (rollout.status, len(rollout.inputs["prompt"])) == ("done", 1_000_001)
+            assert len(rollout.tools[0].arguments["text"]) == 500_000
+            assert len((rollout.prediction or {"answer": ""})["answer"]) == 500_000
 
 
 @pytest.mark.slow
-def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -> None:
+def test_serve_counts_at_its_end_the_rows_written_after_a_lock(path: Path) -> None:
+    def client(started: dict[str, Any]) -> None:
+        lock = ExitStack()
+        lock.enter_context(locked(path))
+        for number in range(20):
+            post(started["url"] + PATHS["chat"], body_of("chat", f"call {number}"))
+        threading.Timer(3, lock.close).start()  # after the command was stopped
+
     with served(ScriptedUpstream().app()) as behind:
-        process, started = gateway_process(tmp_path / "s.db", behind)
-        url = started["url"]
-        with locked(tmp_path / "s.db"):
-            for number in range(20):
-                post(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": f"call {number}"}]})
-            process.send_signal(signal.SIGTERM)
-            time.sleep(6)
-        printed, _ = process.communicate(timeout=60)
-    audit = json.loads(printed.splitlines()[-1])
-    with Store(tmp_path / "s.db") as store:
+        command = ("serve", "--model", "m", "--upstream", behind, "--port", "0", "--json", "--store", str(path))
+        _, done = while_serving(*command, client=client)
+    audit = json.loads(done.stdout.splitlines()[-1])
+    with Store(path) as store:
         stats = store.stats()
     assert (audit["calls"], audit["stored"], audit["unrecorded"], audit["rows_waiting"]) == (20, 20, 0, 0)
     assert (stats["transitions"], stats["unrecorded"]) == (20, 0)

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import dspy
 import pytest
+from aiohttp import web
 from dspy import lm15
 
 import assay
@@ -22,59 +22,39 @@ from assay.models import Meter
 from assay.models.meter import Caps
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Recorder, Rollout, Store
+from rigs.gateway import AnsweringServer
+from rigs.serving import chat_completion, served
 
 NEW = hasattr(dspy.BaseLM, "generate")  # the shapes of DSPy 3.5, see tests/stub_dspy35.py
 ANSWER = "<answer>\n1\n</answer>" if NEW else "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
 KEY = "sk-never-to-be-stored"
+before_3_5 = pytest.mark.skipif(NEW, reason="DSPy 3.5 has other entries and no models with a forward")
 
 
-FAILURES = {  # by model: status and error of the server
-    "busy": (429, {"message": "slow down", "type": "rate_limit"}),
-    "broken": (500, {"message": "broken"}),
-    "small": (400, {"message": "maximum context length is 9 tokens", "code": "context_length_exceeded"}),
-}
+class Answers(AnsweringServer):
+    """Counts its calls; those of the model `broken` fail."""
 
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.count, self.url = 0, ""
 
-class _Answers(BaseHTTPRequestHandler):
-    count = 0
-    lock = threading.Lock()
-
-    def do_POST(self) -> None:
-        with self.lock:
-            type(self).count += 1
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if (failure := FAILURES.get(body["model"])) is not None:
-            self.reply(failure[0], {"error": failure[1]})
-            return
-        message = {"role": "assistant", "content": ANSWER}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-        self.reply(200, {**reply, "choices": choices})
-
-    def reply(self, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        return
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.count += 1
+        if (await request.json())["model"] == "broken":
+            return web.json_response({"error": {"message": "broken"}}, status=500)
+        return chat_completion("m", ANSWER)
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, type[_Answers]]]:
-    handler = type("Counted", (_Answers,), {"count": 0, "lock": threading.Lock()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{serving.server_port}/v1", handler
-        serving.shutdown()
+def server() -> Iterator[Answers]:
+    answers = Answers()
+    with served(answers.app()) as url:
+        answers.url = f"{url}/v1"
+        yield answers
 
 
-def own(url: str, model: str = "openai/m", *, kind: type[dspy.LM] = dspy.LM, **options: Any) -> dspy.LM:
-    return kind(model, **{"api_base": url, "api_key": KEY, "cache": False, "num_retries": 0, **options})
+def own(server: Answers, model: str = "openai/m", *, kind: type[dspy.LM] = dspy.LM, **options: Any) -> dspy.LM:
+    return kind(model, **{"api_base": server.url, "api_key": KEY, "cache": False, "num_retries": 0, **options})
 
 
 @contextmanager
@@ -82,9 +62,12 @@ def job(caps: Caps | None = None, store: Store | None = None) -> Iterator[tuple[
     recorder = Recorder(store)
     recorder.meter = Meter(caps)
     lm = scripted_lm(lambda request: ANSWER, meter=recorder.meter, observers=[recorder.observe])
-    with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout:
+    with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         yield recorder, rollout
 
+
+# -- every way of a call
 
 say = dspy.Predict("question -> answer")
 
@@ -108,12 +91,6 @@ async def by_stream(lm: Any) -> None:
     with dspy.context(lm=lm):
         async for _ in dspy.streamify(say)(question="2+2?"):
             pass
-
-
-def by_messages(lm: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        lm(messages=[{"role": "user", "content": "2+2?"}])
 
 
 def by_request(lm: Any) -> None:
@@ -147,7 +124,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "argument": lambda lm: say(question="2+2?", lm=lm),
     "text": lambda lm: lm("2+2?"),
     "request": by_request,
-    "messages": by_messages,
+    "messages": lambda lm: lm(messages=[{"role": "user", "content": "2+2?"}]),
     "async text": lambda lm: asyncio.run(lm.acall("2+2?")),
     "async": lambda lm: asyncio.run(by_async(lm)),
     "stream": lambda lm: asyncio.run(by_stream(lm)),
@@ -160,49 +137,44 @@ if NEW:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_recorded_and_counted_once(name: str, server: tuple[str, type[_Answers]], tmp_path: Path) -> None:
-    store = Store(tmp_path / "s.db")
-    with job(store=store) as (recorder, rollout):
-        CALLS[name](own(server[0]))
-    assert server[1].count == 1
-    assert (recorder.unrecorded.count, recorder.meter.usage.calls) == (0, 1)
-    (call,) = rollout.transitions
+def test_a_call_is_recorded_and_counted_once_and_none_is_sent_beyond_the_cap(
+    name: str, server: Answers, tmp_path: Path
+) -> None:
+    lm, path = own(server), tmp_path / "s.db"
+    with Store(path) as store, job(Caps(calls=2), store) as (recorder, rollout):
+        CALLS[name](lm)
+        assert (server.count, recorder.unrecorded.count, recorder.meter.usage.calls) == (1, 0, 1)
+        (call,) = rollout.transitions
+        for _ in range(3):
+            with suppress(BudgetExceeded):  # which a thread or DSPy may keep to itself
+                CALLS[name](lm)
+        assert (server.count, recorder.meter.usage.calls) == (2, 2)
     assert (call.model, call.output, call.error, call.cached) == ("openai/m", ANSWER, None, False)
-    assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == (7, 3, None), "its price is unknown"
+    assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == (9, 3, None), "its price is unknown"
     assert "2+2?" in json.dumps(call.request)
-    store.close()
-    assert KEY.encode() not in (tmp_path / "s.db").read_bytes()
+    assert KEY.encode() not in path.read_bytes()
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_no_call_is_sent_beyond_the_cap(name: str, server: tuple[str, type[_Answers]]) -> None:
-    lm = own(server[0])
-    with pytest.raises(BudgetExceeded), job(Caps(calls=2)):  # noqa: PT012
-        for _ in range(4):
-            CALLS[name](lm)
-        raise BudgetExceeded("an exception of a thread is not raised in the main one", what="calls")
-    assert server[1].count == 2
-
-
-def test_eight_threads_send_as_many_calls_as_the_cap_allows(server: tuple[str, type[_Answers]]) -> None:
-    lm = own(server[0])
+def test_eight_threads_send_as_many_calls_as_the_cap_allows(server: Answers) -> None:
+    lm = own(server)
     with job(Caps(calls=12)) as (recorder, rollout), ThreadPoolExecutor(8) as pool:
         results = [pool.submit(lm, f"{number}?") for number in range(40)]
         refused = sum(isinstance(result.exception(), BudgetExceeded) for result in results)
-    assert (server[1].count, len(rollout.transitions), refused) == (12, 12, 28)
+    assert (server.count, len(rollout.transitions), refused) == (12, 12, 28)
     assert recorder.unrecorded.count == 0
 
 
-@pytest.mark.parametrize(("caps", "sent"), [(Caps(cost_usd=1.0), 2), (Caps(tokens=50), 2)], ids=["dollars", "tokens"])
-def test_caps_on_dollars_and_tokens_hold_in_threads(caps: Caps, sent: int) -> None:
+@pytest.mark.parametrize("caps", [Caps(cost_usd=1.0), Caps(tokens=50)], ids=["dollars", "tokens"])
+def test_caps_on_dollars_and_tokens_hold_in_threads(caps: Caps) -> None:
     engine = ScriptedEngine(lambda request: ANSWER, price_usd=0.5)
     lm = dspy.LM("mine/m", engine=engine, cache=False)
     with job(caps) as (recorder, rollout), ThreadPoolExecutor(8) as pool:
         results = [pool.submit(lm, f"{number}?", max_tokens=5) for number in range(20)]
         refused = sum(isinstance(result.exception(), BudgetExceeded) for result in results)
-    usage = recorder.meter.usage
-    assert engine.calls == usage.calls == len(rollout.transitions) == 20 - refused
-    assert engine.calls == sent
+    assert engine.calls == recorder.meter.usage.calls == len(rollout.transitions) == 20 - refused == 2
+
+
+# -- models of other classes
 
 
 class Plain(dspy.BaseLM):  # type: ignore[misc]
@@ -221,30 +193,17 @@ class Plain(dspy.BaseLM):  # type: ignore[misc]
         return self.forward(prompt, messages, **kwargs)
 
 
-@pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("stream", "request")])
-def test_a_model_with_its_own_forward_is_recorded(name: str) -> None:
-    lm = Plain("mine/m")
-    with job() as (recorder, rollout), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        CALLS[name](lm)
-        recorder.meter.caps = Caps(calls=1)
-        with pytest.raises(BudgetExceeded):
-            lm("again")
-    assert lm.calls == 1
-    (call,) = rollout.transitions
-    assert (call.model, call.output, call.prompt_tokens, call.cost_usd) == ("mine/m", ANSWER, 7, None)
-    assert "2+2?" in json.dumps(call.request)
-
-
 class AnswersItself(dspy.BaseLM):  # type: ignore[misc]
     """A model whose calls do not lead to DSPy's."""
 
+    calls = 0
+
     def __call__(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        self.calls += 1
         return [ANSWER]
 
     async def acall(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
-        return [ANSWER]
+        return self()
 
 
 class RepeatsItself(dspy.LM):  # type: ignore[misc]
@@ -261,50 +220,52 @@ class ForwardsItself(dspy.LM):  # type: ignore[misc]
         return super().forward(*args, **kwargs)
 
 
-@pytest.mark.skipif(NEW, reason="DSPy 3.5 has other entries")
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"stream"}))
-def test_a_model_that_answers_itself_is_recorded(name: str) -> None:
-    with job(Caps(calls=1)) as (recorder, rollout), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        lm = AnswersItself("mine/m")
+@before_3_5
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((Plain, name) for name in CALLS if name not in ("stream", "request")),
+        *((AnswersItself, name) for name in CALLS if name != "stream"),
+    ],
+)
+def test_a_model_that_answers_itself_is_recorded_and_capped(kind: Any, name: str) -> None:
+    with job(Caps(calls=1)) as (recorder, rollout):
+        lm = kind("mine/m")
         CALLS[name](lm)
         with pytest.raises(BudgetExceeded):
             lm("again")
     (call,) = rollout.transitions
-    assert (call.model, call.output, recorder.unrecorded.count) == ("mine/m", ANSWER, 0)
+    assert (lm.calls, call.model, call.output, recorder.unrecorded.count) == (1, "mine/m", ANSWER, 0)
+    assert kind is AnswersItself or (call.prompt_tokens, call.cost_usd) == (7, None)
     assert "2+2?" in json.dumps(call.request)
 
 
-def test_calls_that_lead_to_dspys_are_recorded_there(server: tuple[str, type[_Answers]]) -> None:
+def test_calls_that_lead_to_dspys_are_recorded_there(server: Answers) -> None:
     with job() as (recorder, rollout):
-        own(server[0], kind=RepeatsItself)("2+2?")
-    assert server[1].count == len(rollout.transitions) == recorder.meter.usage.calls == 3
+        own(server, kind=RepeatsItself)("2+2?")
+    assert server.count == len(rollout.transitions) == recorder.meter.usage.calls == 3
 
 
-@pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
-def test_a_forward_that_leads_to_dspys_keeps_its_retries_and_cache(server: tuple[str, type[_Answers]]) -> None:
-    with job() as (_, rollout), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+@pytest.mark.parametrize("kind", [dspy.LM, pytest.param(ForwardsItself, marks=before_3_5)])
+def test_retries_and_answers_of_dspys_cache_are_recorded(server: Answers, kind: type[dspy.LM]) -> None:
+    with job() as (_, rollout):
         with pytest.raises(dspy.LMError):
-            own(server[0], "openai/broken", kind=ForwardsItself, num_retries=1)("2+2?")
-        lm = own(server[0], kind=ForwardsItself, cache=True)
+            own(server, "openai/broken", kind=kind, num_retries=1)("2+2?")
+        lm = own(server, kind=kind, cache=True)
         for _ in range(2):
-            lm(f"once {server[0]}")
-    assert server[1].count == 3
-    assert [(call.error is None, call.cached) for call in rollout.transitions] == [
-        (False, False),
-        (False, False),
-        (True, False),
-        (True, True),
-    ]
+            lm(f"once {server.url}")
+    assert server.count == 3
+    assert [call.error is None for call in rollout.transitions] == [False, False, True, True]
+    assert [call.cached for call in rollout.transitions] == [False, False, False, True]
+    assert [call.cost_usd for call in rollout.transitions[2:]] == [None, 0.0]
 
 
-@pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
-def test_a_forward_that_is_called_directly_is_recorded(server: tuple[str, type[_Answers]]) -> None:
+@before_3_5
+def test_a_forward_that_is_called_directly_is_recorded(server: Answers) -> None:
     with job() as (recorder, rollout):
-        own(server[0]).forward(prompt="2+2?")
-        asyncio.run(own(server[0]).aforward(prompt="2+2?"))
-    assert server[1].count == len(rollout.transitions) == recorder.meter.usage.calls == 2
+        own(server).forward(prompt="2+2?")
+        asyncio.run(own(server).aforward(prompt="2+2?"))
+    assert server.count == len(rollout.transitions) == recorder.meter.usage.calls == 2
 
 
 def test_a_model_of_dspys_tests_is_recorded() -> None:
@@ -315,26 +276,32 @@ def test_a_model_of_dspys_tests_is_recorded() -> None:
     assert [call.model for call in rollout.transitions] == ["dummy", "dummy"]
 
 
-def test_several_completions_are_several_calls(server: tuple[str, type[_Answers]]) -> None:
-    with job() as (_, rollout):
-        assert len(own(server[0], temperature=1.0)("2+2?", n=3)) == 3
-    assert server[1].count == len(rollout.transitions) == 3
-
-
-def test_a_model_keeps_its_history_and_settings(server: tuple[str, type[_Answers]]) -> None:
-    lm = own(server[0], temperature=0.25, max_tokens=50)
+def test_a_model_keeps_its_history_and_settings_and_is_left_alone_outside_a_job(server: Answers) -> None:
+    lm = own(server, temperature=0.25, max_tokens=50)
     with job() as (_, rollout), dspy.context(disable_history=False):
         lm("2+2?")
     assert [entry["outputs"] for entry in lm.history] == [[ANSWER]]
     assert lm.engine == "auto"
     assert rollout.transitions[0].request["config"] == {"temperature": 0.25, "max_tokens": 50}
+    assert lm("2+2?") == [ANSWER]
+    assert len(rollout.transitions) == 1
 
 
-def test_calls_outside_a_job_are_left_alone(server: tuple[str, type[_Answers]]) -> None:
-    with job():
-        pass
-    assert own(server[0])("2+2?") == [ANSWER]
+def test_a_call_that_is_recorded_by_hand_too_is_one_call(server: Answers, tmp_path: Path) -> None:
+    lm, messages = own(server), [{"role": "user", "content": "2+2?"}]
+    with assay.record({"question": "2+2?"}, store=tmp_path / "s.db") as run:
+        for _ in range(2):
+            (answer,) = lm("2+2?")
+            run.call(messages, answer, model="m", reward=0.5)
+        run.call(messages, answer, model="elsewhere")
+        lm("another")
+    calls = run.rollout.transitions
+    assert [call.model for call in calls] == ["openai/m", "openai/m", "elsewhere", "openai/m"]
+    assert [call.step_rewards for call in calls] == [{"posted": 0.5}, {"posted": 0.5}, {}, {}]
+    assert calls[0].prompt_tokens == 9
 
+
+# -- models of a program and of a metric, in a job
 
 PROGRAM = """import dspy
 
@@ -351,60 +318,7 @@ class Mine(dspy.Module):
         self.lm(dspy.lm15.Request(model="openai/m", messages=(dspy.lm15.Message.user("a request"),)))
         return self.say(question=question)
 """
-METRIC = """import dspy
-
-judge = dspy.LM("openai/judge", api_base="URL", api_key="k", cache=False, num_retries=0)
-
-
-def right(example, pred, trace=None):
-    return judge("is it right?") != [] and pred.answer == example.answer
-"""
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_models_of_a_program_are_replaced_only_if_asked(
-    replaced: bool, server: tuple[str, type[_Answers]], tmp_path: Path
-) -> None:
-    for name, text in (("mine", PROGRAM), ("metric", METRIC)):
-        (tmp_path / f"{name}.py").write_text(text.replace("URL", server[0]))
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'metric.py:right'}\n")
-    rows = [json.dumps({"question": f"What of {n}?", "answer": "1"}) for n in range(4)]
-    (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    lm = scripted_lm(lambda request: ANSWER)
-    report = assay.evaluate(
-        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, split="all", preflight=False, replace_lms=replaced
-    )
-    data = report.to_dict()
-    # per task three calls of the program and one of the metric; the cache of the job's model answers two texts after
-    # the first task: 4 + 2 calls of it
-    assert (lm.scripted.calls, server[1].count) == ((6, 4) if replaced else (0, 16))
-    assert (data["calls"], data["unrecorded"], data["result"]["score"]) == (10 if replaced else 16, 0, 1.0)
-
-
-@pytest.mark.skipif(NEW, reason="DSPy 3.5 has other entries")
-def test_a_model_that_answers_itself_is_replaced_if_asked(tmp_path: Path) -> None:
-    say = dspy.Predict("question -> answer")
-    say.set_lm(AnswersItself("mine/m"))
-    for replaced in (False, True):
-        lm = scripted_lm(lambda request: ANSWER)
-        assay.evaluate(
-            say, rubric="exact", data=[{"question": "2+2?", "answer": "1"}], lm=lm, split="all", preflight=False,
-            replace_lms=replaced,
-        )  # fmt: skip
-        assert lm.scripted.calls == int(replaced)
-
-
-def project(folder: Path, url: str, *, metric: str = METRIC, program: str = PROGRAM, tasks: int = 4) -> dict[str, Any]:
-    """Arguments of a job over a program and a metric that have models of their own."""
-    for name, text in (("mine", program), ("metric", metric)):
-        (folder / f"{name}.py").write_text(text.replace("URL", url))
-    (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'metric.py:right'}\n")
-    rows = [json.dumps({"question": f"What of {n}?", "answer": "1", "data_subject": f"p{n}"}) for n in range(tasks)]
-    (folder / "data.jsonl").write_text("\n".join(rows))
-    return {"rubric": "r.yaml", "data": "data.jsonl", "split": "all", "preflight": False}
-
-
-THREADED_METRIC = """import threading
+METRIC = """import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import dspy
@@ -414,6 +328,10 @@ older = ThreadPoolExecutor(2)
 
 
 def right(example, pred, trace=None):
+    return judge("is it right?") != [] and pred.answer == example.answer
+
+
+def threaded(example, pred, trace=None):
     judge("here: " + example.question)
     older.submit(judge, "pool: " + example.question).result()
     thread = threading.Thread(target=judge, args=("thread: " + example.question,))
@@ -423,61 +341,65 @@ def right(example, pred, trace=None):
 """
 
 
+def evaluated(server: Answers, *, metric: str = "right", tasks: int = 4, **options: Any) -> dict[str, Any]:
+    """The report of a job over a program and a metric that have models of their own."""
+    for name, text in (("mine.py", PROGRAM), ("metric.py", METRIC)):
+        Path(name).write_text(text.replace("URL", server.url))
+    Path("r.yaml").write_text(f"name: r\ncriteria:\n- {{name: right, check: 'metric.py:{metric}'}}\n")
+    rows = [{"question": f"What of {n}?", "answer": "1", "data_subject": f"p{n}"} for n in range(tasks)]
+    return assay.evaluate("mine.py:Mine", rubric="r.yaml", data=rows, split="all", preflight=False, **options).to_dict()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_models_of_a_program_are_replaced_only_if_asked(replaced: bool, server: Answers) -> None:
+    lm = scripted_lm(lambda request: ANSWER)
+    report = evaluated(server, lm=lm, replace_lms=replaced)
+    # per task three calls of the program and one of the metric; the cache of the job's model answers two texts after
+    # the first task: 4 + 2 calls of it
+    assert (lm.scripted.calls, server.count) == ((6, 4) if replaced else (0, 16))
+    assert (report["calls"], report["unrecorded"], report["result"]["score"]) == (10 if replaced else 16, 0, 1.0)
+
+
+@before_3_5
+def test_a_model_that_answers_itself_is_replaced_if_asked() -> None:
+    say = dspy.Predict("question -> answer")
+    say.set_lm(AnswersItself("mine/m"))
+    rows = [{"question": "2+2?", "answer": "1"}]
+    for replaced in (False, True):
+        lm = scripted_lm(lambda request: ANSWER)
+        assay.evaluate(say, rubric="exact", data=rows, lm=lm, split="all", preflight=False, replace_lms=replaced)
+        assert lm.scripted.calls == int(replaced)
+
+
 @pytest.mark.slow
-def test_calls_of_a_metric_are_in_rollouts_of_their_own(server: tuple[str, type[_Answers]], tmp_path: Path) -> None:
-    arguments = project(tmp_path, server[0], metric=THREADED_METRIC, tasks=6)
-    report = assay.evaluate(
-        "mine.py:Mine", lm=scripted_lm(lambda request: ANSWER), threads=6, store="s.db", **arguments
-    ).to_dict()
-    assert (report["calls"], report["unrecorded"], server[1].count) == (36, 0, 36)
-    with Store(tmp_path / "s.db") as store:
+def test_calls_of_a_metric_are_in_rollouts_of_their_own(server: Answers) -> None:
+    lm = scripted_lm(lambda request: ANSWER)
+    report = evaluated(server, metric="threaded", tasks=6, lm=lm, threads=6, store="s.db")
+    assert (report["calls"], report["unrecorded"], server.count) == (36, 0, 36)
+    with Store("s.db") as store:
         rollouts = [store.rollout(row.id) for row in store.rollouts()]
-        runs = {rollout.id: rollout for rollout in rollouts if rollout.source == "program"}
-        checks = [rollout for rollout in rollouts if rollout.source == "check"]
-        assert len(runs) == len(checks) == 6
-        assert len(rollouts) == 12
-        for rollout in checks:
-            scored = runs[rollout.group_id]
-            assert (rollout.task_id, rollout.split, rollout.data_subject) == (
-                scored.task_id,
-                scored.split,
-                scored.data_subject,
-            )
-            assert [call.model for call in rollout.transitions] == ["openai/judge"] * 3
-            assert all(not call.shown_tasks for call in rollout.transitions), "the task is the rollout's own"
-            assert all(scored.inputs["question"] in json.dumps(call.request) for call in rollout.transitions)
-        for kind in ("sft", "transitions"):
-            exported = assay.export(kind, store="s.db", out=str(tmp_path / kind))
-            assert exported.rows
-            assert "openai/judge" not in (Path(exported.path) / "data.jsonl").read_text()
+    runs = {rollout.id: rollout for rollout in rollouts if rollout.source == "program"}
+    checks = [rollout for rollout in rollouts if rollout.source == "check"]
+    assert (len(runs), len(checks), len(rollouts)) == (6, 6, 12)
+    for rollout in checks:
+        scored = runs[rollout.group_id]
+        for name in ("task_id", "split", "data_subject"):
+            assert getattr(rollout, name) == getattr(scored, name)
+        assert [call.model for call in rollout.transitions] == ["openai/judge"] * 3
+        assert all(not call.shown_tasks for call in rollout.transitions), "the task is the rollout's own"
+        assert all(scored.inputs["question"] in json.dumps(call.request) for call in rollout.transitions)
+    for kind in ("sft", "transitions"):
+        exported = assay.export(kind, store="s.db", out=kind)
+        assert exported.rows
+        assert "openai/judge" not in (Path(exported.path) / "data.jsonl").read_text()
 
 
-def test_a_resumed_job_does_not_send_calls_of_own_models_again(
-    server: tuple[str, type[_Answers]], tmp_path: Path
-) -> None:
-    arguments = project(tmp_path, server[0])
-    sent = []
+def test_a_resumed_job_does_not_send_calls_of_own_models_again(server: Answers) -> None:
+    sent, options = [], {"model": "openai/unused", "api_base": server.url, "threads": 1, "store": "s.db"}
     for cap in (6, 11, 100):
-        report = assay.evaluate(
-            "mine.py:Mine", model="openai/unused", api_base=server[0], max_calls=cap, resume=bool(sent), threads=1,
-            store="s.db", **arguments,
-        ).to_dict()  # fmt: skip
-        sent.append((server[1].count, report["calls"]))
+        report = evaluated(server, max_calls=cap, resume=bool(sent), **options)
+        sent.append((server.count, report["calls"]))
     assert sent == [(6, 6), (11, 11), (16, 16)]
-    with Store(tmp_path / "s.db") as store:
+    with Store("s.db") as store:
         calls = [call for row in store.rollouts() for call in store.rollout(row.id).transitions]
     assert (len(calls), sum(call.cached for call in calls)) == (16, 0)
-
-
-def test_a_call_that_is_recorded_by_hand_too_is_one_call(server: tuple[str, type[_Answers]], tmp_path: Path) -> None:
-    lm = own(server[0])
-    with assay.record({"question": "2+2?"}, store=tmp_path / "s.db") as run:
-        for _ in range(2):
-            (answer,) = lm("2+2?")
-            run.call([{"role": "user", "content": "2+2?"}], answer, model="m", reward=0.5)
-        run.call([{"role": "user", "content": "2+2?"}], answer, model="elsewhere")
-        lm("another")
-    calls = run.rollout.transitions
-    assert [call.model for call in calls] == ["openai/m", "openai/m", "elsewhere", "openai/m"]
-    assert [call.step_rewards for call in calls] == [{"posted": 0.5}, {"posted": 0.5}, {}, {}]
-    assert calls[0].prompt_tokens == 7

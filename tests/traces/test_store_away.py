@@ -1,13 +1,11 @@
 """A store whose database is locked or unreachable: rows wait in a file, none is lost, and counts are exact."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,21 +13,10 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
-from assay.traces.store import connection as connections, store as stores, store_address
+from assay.traces.store import connection as connections, store as stores
 from assay.traces.store.rows import transition_row
-from assay.traces.store.writer import Rows, Spill
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Another process's write lock."""
-    other = sqlite3.connect(path, isolation_level=None, timeout=120)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
+from assay.traces.store.writer import Keeper, Rows, Spill, leftover_batches
+from rigs.gateway import locked, until
 
 
 def add_calls(store: Store, count: int, *, first: int = 0, text: str = "") -> None:
@@ -38,11 +25,7 @@ def add_calls(store: Store, count: int, *, first: int = 0, text: str = "") -> No
 
 
 def waited(store: Store, rows: int) -> None:
-    for _ in range(400):
-        if store.spill.rows >= rows:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{store.spill.rows} of {rows} rows wait in the file")
+    until(lambda: store.spill.rows >= rows)
 
 
 @pytest.fixture
@@ -69,17 +52,13 @@ def test_rows_wait_in_a_file_while_the_database_is_locked(tmp_path: Path) -> Non
             add_calls(store, 700, first=700)
             store.put_rollout(Rollout(id="r", task_id="last"))
             store.trim("r", 1000)
+            assert list(store.rollouts()) == []  # only the writer waits
             with pytest.raises(StoreError, match=r"did not take its rows within 1 s: .*locked.* wait in"):
                 store.flush(1)
             assert files(tmp_path)
         store.flush()
-        assert (store.stats()["transitions"], store.rollout("r").task_id, store.dropped, store.waiting) == (
-            1000,
-            "last",
-            0,
-            0,
-        )
-        assert files(tmp_path) == []
+        assert (store.stats()["transitions"], store.rollout("r").task_id) == (1000, "last")
+        assert (store.dropped, store.waiting, files(tmp_path)) == (0, 0, [])
 
 
 @pytest.mark.usefixtures("quick")
@@ -96,147 +75,49 @@ def test_rows_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Pat
         assert [t.request["text"] for t in store.rollout("r").transitions] == ["2"]
 
 
-LEAVING = """
-import os, sys, time
-from assay.traces import Transition
-from assay.traces.store import connection as connections
-from assay.traces.store import store as stores
-stores.PATIENCE_S, connections.LOCK_TIMEOUT_MS = 0.2, 50
-store = stores.Store(sys.argv[1])
-print("open", flush=True)
-sys.stdin.readline()
-for t in range(50):
-    store.put_transition("r", Transition(t=t, model="m", request={}))
-while store.spill.rows < 50:
-    time.sleep(0.01)
-os._exit(9)
-"""
+# -- rows that a killed process left
 
 
-def test_rows_in_the_file_of_a_killed_process_are_written_by_the_next_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LEAVING, str(tmp_path / "s.db")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert process.stdout.readline() == "open\n"
-    with locked(tmp_path / "s.db"):
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(60) == 9
-    (spilled,) = files(tmp_path)
-    with open(tmp_path / spilled, "ab") as file:
+def leave_rows(path: Path) -> Spill:
+    """Rows of 50 calls in a file of a process that is no more."""
+    calls = {t: transition_row(vars(Transition(t=t, model="m", request={}))) for t in range(50)}
+    spill = Spill(path, 1 << 20)
+    assert spill.put({"transitions": {("r", t): row | {"rollout_id": "r"} for t, row in calls.items()}})
+    spill.leave()
+    return spill
+
+
+def test_leftover_rows_are_written_by_the_next_process(tmp_path: Path) -> None:
+    """In a container each start of a server may have the same process number."""
+    spill = leave_rows(tmp_path / "s.db")
+    with open(spill.path, "ab") as file:
         file.write(b'[["transitions", ["r", 50], {"rollout')  # a batch that the kill cut off
+    spill.path.rename(spill.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["transitions"] == 50
     assert files(tmp_path) == []
 
 
-KILLED = """
-import sys, time
-from assay.traces import Store, Transition
-store = Store(sys.argv[1])
-store.flush()
-print("open", flush=True)
-sys.stdin.readline()
-for t in range(1000):
-    store.put_transition("killed", Transition(t=t, model="m", request={}))
-    print(t, time.time(), flush=True)
-    time.sleep(0.02)
-"""
-
-
-def killed_while(unavailable: AbstractContextManager[None], store: str) -> tuple[list[tuple[int, float]], float]:
-    """Turn and time of each call that a process wrote during an outage, and the time at which it was killed.
-
-    The process is killed after three seconds of the outage.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    with unavailable:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        time.sleep(3)
-        process.kill()
-        killed = time.time()
-        printed, _ = process.communicate()
-    return [(int(t), float(at)) for t, at in (line.split() for line in printed.splitlines())], killed
-
-
-@contextmanager
-def locked_table(url: str) -> Iterator[None]:
-    engine = sa.create_engine(store_address(url).url)
-    with engine.connect() as connection:
-        connection.execute(sa.text("LOCK TABLE transitions IN ACCESS EXCLUSIVE MODE"))
-        yield
-    engine.dispose()
-
-
-def stored_turns(store: str) -> set[int]:
-    with Store(store) as opened:
-        opened.put_rollout(Rollout(id="killed"))
-        opened.flush()
-        return {transition.t for transition in opened.rollout("killed").transitions}
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    add_calls, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
-    assert {t for t, at in add_calls if at < killed - 1} - stored_turns(str(tmp_path / "s.db")) == set()
-
-
-@pytest.mark.chaos
-@pytest.mark.postgres
-def test_a_process_killed_while_a_table_is_locked_loses_at_most_one_second(postgres_url: str) -> None:
-    Store(postgres_url).close()
-    add_calls, killed = killed_while(locked_table(postgres_url), postgres_url)
-    assert {t for t, at in add_calls if at < killed - 1} - stored_turns(postgres_url) == set()
-
-
-def leave_rows_of_a_killed_process(path: Path) -> None:
-    """Rows stay in the file because the database is locked meanwhile."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LEAVING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with locked(path):
-        assert process.communicate("\n", timeout=60)[0] == "open\n"
-
-
 @pytest.mark.usefixtures("quick")
-def test_leftover_rows_are_written_before_later_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [True, False])
+def test_leftover_rows_are_written_before_later_ones_and_without_any(tmp_path: Path, later: bool) -> None:
     Store(tmp_path / "s.db").close()
-    leave_rows_of_a_killed_process(tmp_path / "s.db")
+    leave_rows(tmp_path / "s.db")
     with locked(tmp_path / "s.db"):
         store = Store(tmp_path / "s.db")
         assert store.behind
-        add_calls(store, 1, text="later")  # of the same turn as one that was left
-        store.put_rollout(Rollout(id="r"))
-        with pytest.raises(StoreError, match=r"within 1 s: .*locked"):
-            store.flush(1)
+        if later:
+            add_calls(store, 1, text="later")  # of the same turn as one that was left
+            store.put_rollout(Rollout(id="r"))
+            with pytest.raises(StoreError, match=r"within 1 s: .*locked"):
+                store.flush(1)
     with store:
-        store.flush()
-        transitions = store.rollout("r").transitions
-        assert (store.behind, len(transitions), transitions[0].request) == (False, 50, {"text": "later"})
-    assert files(tmp_path) == []
-
-
-@pytest.mark.usefixtures("quick")
-def test_leftover_rows_are_written_without_later_ones(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    leave_rows_of_a_killed_process(tmp_path / "s.db")
-    with locked(tmp_path / "s.db"):
-        store = Store(tmp_path / "s.db")
-    with store:
-        for _ in range(400):
-            if not store.behind:
-                break
-            time.sleep(0.02)
+        until(lambda: not store.behind)
         assert store.stats()["transitions"] == 50
+        if later:
+            store.flush()
+            assert store.rollout("r").transitions[0].request == {"text": "later"}
+    assert files(tmp_path) == []
 
 
 @pytest.mark.usefixtures("quick")
@@ -253,12 +134,77 @@ def test_leftover_rows_of_another_version_are_refused_and_kept(tmp_path: Path) -
     Store(tmp_path / "s.db").close()
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with locked(tmp_path / "s.db"):
+            add_calls(store, 10)
+            waited(store, 10)
+        before = files(tmp_path)
+        Store(tmp_path / "s.db").close()
+        store.flush()
+        assert store.stats()["transitions"] == 10
+    assert (len(before), files(tmp_path)) == (1, [])
+
+
 TAKING = """
 import os, sys
 from assay.traces.store import store as stores
 stores.Store.write_batch = lambda *_, **__: os._exit(9)  # killed while it writes what was left
 stores.Store(sys.argv[1])
 """
+
+
+@pytest.mark.chaos
+def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    leave_rows(tmp_path / "s.db")
+    assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
+    with Store(tmp_path / "s.db") as store:
+        assert store.stats()["transitions"] == 50
+
+
+KILLED = """
+import sys, time
+from assay.traces import Store, Transition
+store = Store(sys.argv[1])
+store.flush()
+print("open", flush=True)
+sys.stdin.readline()
+for t in range(1000):
+    store.put_transition("killed", Transition(t=t, model="m", request={}))
+    print(t, time.time(), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.parametrize("outage", [False, True])
+def test_a_killed_process_loses_at_most_one_second(tmp_path: Path, outage: bool) -> None:
+    path = tmp_path / "s.db"
+    Store(path).close()
+    command = [sys.executable, "-c", KILLED, str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    with locked(path) if outage else nullcontext():
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(3)
+        process.kill()
+        killed = time.time()
+        printed, _ = process.communicate()
+    older = {int(t) for t, at in (line.split() for line in printed.splitlines()) if float(at) < killed - 1}
+    assert len(older) > 50
+    with Store(path) as store:
+        store.put_rollout(Rollout(id="killed"))
+        store.flush()
+        assert older <= {transition.t for transition in store.rollout("killed").transitions}
+
+
+# -- rows that wait
 
 
 def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
@@ -274,28 +220,6 @@ def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
         answers.set()
         store.flush()
         assert (store.stats()["transitions"], store.waiting, files(tmp_path)) == (600, 0, [])
-
-
-@pytest.mark.chaos
-def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
-    Store(tmp_path / "s.db").close()
-    leave_rows_of_a_killed_process(tmp_path / "s.db")
-    assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
-    with Store(tmp_path / "s.db") as store:
-        assert store.stats()["transitions"] == 50
-
-
-def test_a_leftover_file_of_a_process_with_the_same_id_is_read(tmp_path: Path) -> None:
-    """In a container each start of a server may have the same process number."""
-    rows: Rows = {
-        "transitions": {("r", 0): transition_row(vars(Transition(t=0, model="m", request={}))) | {"rollout_id": "r"}}
-    }
-    spill = Spill(tmp_path / "s.db", 1 << 20)
-    assert spill.put(rows)
-    spill.leave()
-    spill.path.rename(spill.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
-    with Store(tmp_path / "s.db") as store:
-        assert store.stats()["transitions"] == 1
 
 
 def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
@@ -323,19 +247,6 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        with locked(tmp_path / "s.db"):
-            add_calls(store, 10)
-            waited(store, 10)
-        before = files(tmp_path)
-        Store(tmp_path / "s.db").close()
-        store.flush()
-        assert store.stats()["transitions"] == 10
-    assert (len(before), files(tmp_path)) == (1, [])
-
-
-@pytest.mark.usefixtures("quick")
 def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MAX_SPILL_BYTES", 200_000)
     monkeypatch.setattr("assay.traces.store.writer.MAX_WAITING_BYTES", 200_000)
@@ -360,14 +271,25 @@ def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monk
         assert store.stats()["transitions"] + store.dropped_calls == 100
 
 
-@pytest.mark.timeout(120)
-def test_a_locked_database_blocks_only_the_writer(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        with locked(tmp_path / "s.db"):
-            add_calls(store, 2000)
-            assert list(store.rollouts()) == []
-        store.flush()
-        assert store.stats()["transitions"] == 2000
+@pytest.mark.timeout(60)
+def test_rows_that_arrive_while_the_file_is_written_back_are_added_to_it(tmp_path: Path) -> None:
+    slow, answers = threading.Event(), threading.Event()
+
+    def write(rows: Rows) -> bool:
+        """Is unreachable first, and slow then."""
+        return slow.is_set() and answers.wait(120)
+
+    spill = Spill(tmp_path / "s.db", 1 << 20)
+    keeper = Keeper(spill, write, lambda: True, retry_s=0.01)
+    for number in range(6):
+        if number == 5:
+            slow.set()
+            time.sleep(0.05)
+        assert not keeper.commit({"t": {number: {"n": number}}})
+    spill.leave()
+    left = [row["n"] for rows in leftover_batches(tmp_path / "s.db") for part in rows for row in part["t"].values()]
+    assert left == [0, 1, 2, 3, 4, 5]  # what another process would find if this one were killed now
+    answers.set()
 
 
 @pytest.mark.chaos

@@ -12,6 +12,9 @@ from assay.traces.store.rows import as_json
 from assay.traces.store.writer import Rows
 
 
+_UNSCORED = {"score": None, "coverage": None, "rubric": "", "verdicts_json": "[]"}  # columns of an unscored rollout
+
+
 def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     """An insert statement that replaces the row of the same key, or keeps it if `replace` is False.
 
@@ -50,10 +53,7 @@ def _preserved_scores(new: Any, table: sa.Table) -> dict[str, Any]:
         new.score.is_(None),
         new.prediction_json == table.c.prediction_json,
     )
-    return {
-        name: sa.case((same, table.c[name]), else_=new[name])
-        for name in ("score", "coverage", "rubric", "verdicts_json")
-    }
+    return {name: sa.case((same, table.c[name]), else_=new[name]) for name in _UNSCORED}
 
 
 # -- Updates of rows that are in the database: fields of a rollout, tool results, step rewards, removed transitions.
@@ -65,6 +65,10 @@ def make_changes(connection: sa.Connection, rows: Rows) -> None:
     """Makes the updates of a batch: its entries `changes`, `results`, `rewards` and `trims`."""
     for row in rows.get("changes", {}).values():
         changed = {name: value for name, value in row.items() if name != "id"}
+        if "score" not in changed and "prediction_json" in changed:  # a score in the store is of the prediction there
+            columns, prediction = schema.rollouts.c, changed["prediction_json"]
+            same = columns.prediction_json.is_not_distinct_from(prediction)
+            changed |= {name: sa.case((same, columns[name]), else_=value) for name, value in _UNSCORED.items()}
         connection.execute(sa.update(schema.rollouts).where(schema.rollouts.c.id == row["id"]).values(changed))
     for row in rows.get("results", {}).values():
         _change(connection, row, "tools_json", _with_result)
