@@ -8,9 +8,10 @@ from export_rows import add_rollout, exported, response_of, store as store, turn
 from hypothesis import given, strategies as st
 
 import assay
-from assay.errors import ConfigError, FailureKind
+from assay.errors import ConfigError, FailureKind, MissingExtra
 from assay.traces import Store, ToolCall, Transition
 from assay.traces.export.settings import GateReport, Gates, UngatedExport
+from assay.traces.privacy import gazetteers as privacy_gazetteers
 
 
 def report(gates: Gates, *, clean: int = 9, dirty: int = 0, state: str = "patterns only") -> GateReport:
@@ -89,6 +90,22 @@ def test_failed_gates_report_what_is_missing_and_write_nothing(store: Store) -> 
     written = assay.export("transitions", "out", store=store.url, gates=Gates(min_clean=0))
     assert (written.manifest["passed"], written.manifest["gated"]) == (False, False)
     assert written.rows == 10  # what was cut off is what a policy must learn to avoid
+
+
+def test_names_that_are_not_detected_stop_an_export_that_requires_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_rollout(store, turn(0, "Who is it?", "It is she."))
+    strict = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="names")
+    with pytest.raises(UngatedExport, match="privacy is patterns only, required is verified"):
+        exported(store, "transitions", privacy="patterns", gates=strict)
+    if privacy_gazetteers.available():  # the lists do not find all planted names
+        with pytest.raises(UngatedExport):
+            exported(store, "transitions", privacy="names", gates=strict)
+    monkeypatch.setattr("assay.traces.privacy.gazetteers.available", lambda: False)
+    monkeypatch.setattr("assay.traces.privacy.names.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="privacy"):
+        exported(store, "transitions", privacy="names")
 
 
 @pytest.mark.parametrize(
