@@ -88,11 +88,6 @@ def test_errors_name_file_line_and_what_is_valid(tmp_path: Path, text: str, mess
         load_rubric(tmp_path / "r.yaml")
 
 
-@pytest.mark.parametrize("name", ["math_qa", "classify", "extract"])
-def test_the_shipped_rubrics_load(name: str) -> None:
-    assert load_rubric(name).name == name
-
-
 def test_an_unknown_name_error_lists_the_known_ones() -> None:
     with pytest.raises(RubricError, match="Did you mean 'math_qa'"):
         load_rubric("mathqa")

@@ -4,10 +4,29 @@ import ast
 import textwrap
 
 import pytest
-from edited_sources import renamed
 from hypothesis import given, settings, strategies as st
 
 from assay.rubrics.code import minimal_diff
+
+
+class Renamer(ast.NodeTransformer):
+    """Renames every variable of the generated functions; attributes, keywords and texts keep the same words."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for name in ("id", "name"):
+            if isinstance(value := getattr(node, name, None), str):
+                setattr(node, name, self.names.get(value, value))
+        if isinstance(node, ast.Nonlocal):
+            node.names = [self.names.get(name, name) for name in node.names]
+        return super().generic_visit(node)
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    return ast.unparse(Renamer(names).visit(ast.parse(text)))
+
 
 NAMES = ("va", "vb", "vc", "vd")
 
@@ -30,6 +49,10 @@ def indented(text: str) -> str:
     return textwrap.indent(text, "    ")
 
 
+def matching(value: str, name: str, body: str) -> str:
+    return f"match {value}:\n    case [{name}, *_]:\n{indented(indented(body))}"
+
+
 SIMPLE = st.one_of(
     st.builds("{} = {}\n".format, st.sampled_from(NAMES), EXPRESSIONS),
     st.builds("{} += {}\n".format, st.sampled_from(NAMES), EXPRESSIONS),
@@ -48,12 +71,7 @@ STATEMENTS = st.recursive(
         st.builds(
             lambda a, n, b: f"try:\n{indented(a)}except E as {n}:\n{indented(b)}", inner, st.sampled_from(NAMES), inner
         ),
-        st.builds(
-            lambda a, n, b: f"match {a}:\n    case [{n}, *_]:\n{indented(indented(b))}",
-            EXPRESSIONS,
-            st.sampled_from(NAMES),
-            inner,
-        ),
+        st.builds(matching, EXPRESSIONS, st.sampled_from(NAMES), inner),
         st.builds(lambda a: f"def vc(q):\n    nonlocal vb\n{indented(a)}", inner),
     ),
     max_leaves=5,
@@ -75,7 +93,7 @@ def compiles(text: str) -> bool:
 
 FUNCTION_TEXTS = BODIES.filter(compiles)
 RENAMINGS = st.permutations([*NAMES, "wa", "wb"]).map(lambda names: dict(zip(NAMES, names, strict=False)))
-PROPERTY = settings(max_examples=60, deadline=None)
+PROPERTY = settings(max_examples=40, deadline=None)
 
 
 @pytest.mark.slow
@@ -83,15 +101,6 @@ PROPERTY = settings(max_examples=60, deadline=None)
 @given(FUNCTION_TEXTS, RENAMINGS)
 def test_renamed_locals_are_no_change(text: str, names: dict[str, str]) -> None:
     assert minimal_diff(text, renamed(text, names)).changed == 0
-
-
-@pytest.mark.slow
-@PROPERTY
-@given(FUNCTION_TEXTS, FUNCTION_TEXTS, RENAMINGS)
-def test_an_edit_has_the_same_size_whatever_the_locals_are_called(a: str, b: str, names: dict[str, str]) -> None:
-    plain = minimal_diff(a, b)
-    assert minimal_diff(a, renamed(b, names)).size == plain.size
-    assert minimal_diff(renamed(a, names), b).size == plain.size
 
 
 @PROPERTY
@@ -104,14 +113,6 @@ def test_formatting_comments_and_docstrings_are_no_change(text: str, data: st.Da
     noted = "\n".join([head, '    """Text."""', *rest])
     assert minimal_diff(text, noted).changed == 0
     assert minimal_diff(noted, text).changed == 0
-
-
-@pytest.mark.slow
-@PROPERTY
-@given(FUNCTION_TEXTS, FUNCTION_TEXTS)
-def test_an_edit_and_its_reversal_have_the_same_size(a: str, b: str) -> None:
-    assert minimal_diff(a, b).changed <= 2 * minimal_diff(b, a).changed + 1
-    assert (minimal_diff(a, b).changed == 0) == (minimal_diff(b, a).changed == 0)
 
 
 @PROPERTY
