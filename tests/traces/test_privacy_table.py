@@ -18,7 +18,10 @@ from assay.traces.privacy.names import KnownValue
 # -- the table
 
 
-def test_the_table_is_encrypted_and_its_key_is_in_another_folder(tmp_path: Path) -> None:
+def test_the_table_is_encrypted_and_its_key_is_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "chmod", lambda *_: None)  # the files are never readable by others
     anonymizer = make()
     out = anonymizer.text("mail jane@gmail.com, password=hunter2, \ud800", [KnownValue("person", "mail")])
     table, key = tmp_path / "export" / "table.bin", tmp_path / "keys" / "table.key"
@@ -42,12 +45,6 @@ def test_a_key_in_the_folder_of_the_table_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is inside the table's folder"):
             make().save_table(tmp_path / "export" / "table", tmp_path / key)
     assert not list(tmp_path.glob("**/key"))
-
-
-def test_a_key_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "chmod", lambda *_: None)
-    key_of(tmp_path / "key")
-    assert stat.S_IMODE(os.stat(tmp_path / "key").st_mode) == 0o600
 
 
 def test_an_invalid_key_or_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -97,16 +94,11 @@ def test_a_short_key_and_an_unknown_engine_are_refused() -> None:
         Anonymizer(KEY, engine="spacy")
 
 
-def test_patterns_find_no_names_and_report_it() -> None:
-    anonymizer = make()
-    assert (anonymizer.engine_name, anonymizer.finds_names) == ("patterns", False)
-    assert anonymizer.text("Jane Doe of Leeds") == "Jane Doe of Leeds"
-
-
 def test_without_presidio_auto_uses_patterns_and_presidio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
     monkeypatch.setattr("assay.traces.privacy.gazetteers.available", lambda: False)
     assert (Anonymizer(KEY).engine_name, Anonymizer(KEY).finds_names) == ("patterns", False)
+    assert make().text("Jane Doe of Leeds") == "Jane Doe of Leeds"
     with pytest.raises(MissingExtra, match="'presidio-analyzer' is not installed"):
         Anonymizer(KEY, engine="presidio")
 

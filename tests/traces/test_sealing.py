@@ -11,7 +11,6 @@ import pytest
 from export_rows import LOOSE, add_rollout, rows, store as store, turn
 
 import assay
-from assay.commands.evaluate import Evaluate
 from assay.commands.tune import Tune, cheaper
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import Task, task_key
@@ -102,13 +101,6 @@ def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it
         store.put_meta("salt", "theirs")
     with pytest.raises(ConfigError, match=r"was compiled with the salt 'mine', and this store has 'theirs'"):
         assay.evaluate(artifact, split="test", **{**job, "store": "third.db"})
-
-
-def test_only_a_different_salt_changes_the_jobs_key() -> None:
-    def key(**salt: str) -> str:
-        return Evaluate("p", rubric="r", data="d", **salt).key
-
-    assert key() == key(salt="assay") != key(salt="b")
 
 
 # -- exports compute the split
