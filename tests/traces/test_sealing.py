@@ -14,7 +14,7 @@ import assay
 from assay.commands.tune import Tune, cheaper
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import Task, task_key
-from assay.errors import ConfigError
+from assay.errors import ConfigError, SealedSplit
 from assay.evaluation.comparison import Comparison
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.statistics import paired_gain
@@ -215,6 +215,8 @@ def test_openings_of_the_test_split_are_counted_by_job_and_by_task(store: Store)
 def test_opening_the_test_split_is_notified_once() -> None:
     splits, openings = load_splits("arithmetic:size=60"), list[int]()
     splits.on_open = lambda: openings.append(1)
+    with pytest.raises(SealedSplit):
+        _ = splits.test
     assert splits.unseal() is splits.unseal() is splits.test
     assert openings == [1]
 
