@@ -95,9 +95,7 @@ class Module(dspy.Module):  # type: ignore[misc]
         (lambda e, p: np.array(0.5), 0.5),
         (lambda e, p: Decimal("0.5"), 0.5),
         (
-            lambda e, p: (
-                set(e.inputs().keys()) == {"question", "hint"} and set(e.labels().keys()) == {"answer", "unit"}
-            ),
+            lambda e, p: [set(e.inputs().keys()), set(e.labels().keys())] == [{"question", "hint"}, {"answer", "unit"}],
             1.0,
         ),
         (exact, 1.0),
@@ -190,12 +188,8 @@ def test_a_model_that_is_named_for_judges_is_the_one_that_a_metric_calls(judging
 
 def test_a_model_for_judges_is_refused_only_where_nothing_can_call_it(folder: Path) -> None:
     settings: dict[str, Any] = {"data": ROWS, "lm": scripted_lm(lambda _: ""), "preflight": False}
-    assert (
-        assay.evaluate(Echo(), rubric=metric, judge_model="openai/of-no-project-file", **settings).to_dict()["result"][
-            "score"
-        ]
-        == 1.0
-    )
+    report = assay.evaluate(Echo(), rubric=metric, judge_model="openai/of-no-project-file", **settings)
+    assert report.to_dict()["result"]["score"] == 1.0
     with pytest.raises(ConfigError, match="judge_model"):
         assay.evaluate(Echo(), rubric="exact", judge_model="openai/of-no-project-file", **settings)
 
@@ -283,17 +277,16 @@ class Echo(dspy.Module):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("command", "options"),
+    ("command", "rubric", "options"),
     [
-        (assay.evaluate, {}),
-        (assay.collect, {"n": 2}),
-        (assay.tune, {"trials": 1}),
-        (functools.partial(assay.compare, Echo()), {}),
+        (assay.evaluate, metric, {}),
+        (assay.collect, "metrics.py:plain", {"n": 2}),
+        (assay.tune, "exact", {"trials": 1}),
+        (functools.partial(assay.compare, Echo()), metric, {}),
     ],
     ids=["evaluate", "collect", "tune", "compare"],
 )
-@pytest.mark.parametrize("rubric", [metric, "metrics.py:plain", "exact"], ids=["function", "file", "check"])
-def test_commands_take_a_metric(folder: Path, command: Any, options: dict[str, Any], rubric: Any) -> None:
+def test_commands_take_a_metric(folder: Path, command: Any, rubric: Any, options: dict[str, Any]) -> None:
     report = command(Echo(), rubric=rubric, data=ROWS, lm=scripted_lm(lambda _: ""), preflight=False, **options)
     assert report.to_dict()
 

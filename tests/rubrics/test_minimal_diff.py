@@ -1,8 +1,6 @@
 """Changed statements of an edit: edits, scope rules against `symtable`, limits, and bad input."""
 
 import ast
-import copy
-import json
 import random
 
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import given, strategies as st
 from steps import calls_in
 
 from assay.errors import RubricError
-from assay.rubrics.code import MinimalDiff, minimal_diff
+from assay.rubrics.code import minimal_diff
 
 BASE = '''
 import os
@@ -55,6 +53,7 @@ def edited(*pairs: tuple[str, str]) -> str:
         (BASE, 0),
         (edited(("    total = 0", "    total = 0  # none yet")), 0),
         (edited(('    """The first value above the limit."""\n', "")), 0),
+        (f'"""A module."""{BASE}', 0),
         (edited(("total += value", "total += (\n                value\n            )")), 0),
         (edited(("import os\nimport sys", "import sys, os")), 0),
         (edited(("value > limit", "value >= limit")), 1),
@@ -70,12 +69,7 @@ def edited(*pairs: tuple[str, str]) -> str:
 )
 def test_changed_statements(after: str, changed: int) -> None:
     result = minimal_diff(BASE, after)
-    assert result.changed == changed, [str(edit) for edit in result.edits]
-
-
-def test_the_docstring_of_a_module_is_no_statement() -> None:
-    assert minimal_diff('"""A."""\nx = 1\n', '"""B."""\nx = 1\n').changed == 0
-    assert minimal_diff("x = 1\n", '"""B."""\nx = 1\n').changed == 0
+    assert result.changed == result == changed, [str(edit) for edit in result.edits]
 
 
 def test_a_moved_function_is_one_change() -> None:
@@ -147,15 +141,6 @@ def test_an_edit_that_changes_nothing_fixes_nothing() -> None:
     result = minimal_diff(BASE, BASE + "# done\n", edited(("value > limit", "value >= limit")))
     assert (result.excess, result.grade) == (0, 0.0)
     assert "changes nothing" in result.reason
-
-
-def test_the_result_is_the_number_of_excess_statements() -> None:
-    result = minimal_diff(BASE, edited(("size = 1", "size = 2")))
-    assert result == 1
-    assert result + 1 == 2
-    assert json.dumps({"excess": result}) == '{"excess": 1}'
-    assert copy.copy(result) == 1
-    assert isinstance(result, MinimalDiff)
 
 
 @pytest.mark.parametrize("after", ["", "\n", "# removed\n"])
