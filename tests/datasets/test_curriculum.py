@@ -35,14 +35,6 @@ def test_defaults_of_the_file_hold_for_stages_that_have_none(tmp_path: Path) -> 
     assert (first.limit(30), first.limit(1), second.limit(30)) == (15, 1, None)
 
 
-def test_json_is_read_like_yaml(tmp_path: Path) -> None:
-    text = json.dumps(
-        {"stages": [{"name": "a", "data": "arithmetic:size=9", "where": {"task_type": ["sum", "mixed"]}}]}
-    )
-    stage = load_curriculum(written(tmp_path, text, "cur.json")).stages[0]
-    assert (stage.data, stage.where) == ("arithmetic:size=9", {"task_type": ("sum", "mixed")})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,15 +79,6 @@ def test_mistakes_name_file_and_line(tmp_path: Path, text: str, message: str) ->
     with pytest.raises(DataError, match=message) as error:
         load_curriculum(written(tmp_path, text))
     assert "cur.yaml" in str(error.value)
-
-
-def test_aliases_that_expand_and_large_files_are_refused(tmp_path: Path) -> None:
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
-    with pytest.raises(DataError, match=r"cur.yaml:\d+: more than 100000 values after expanding aliases"):
-        load_curriculum(written(tmp_path, bomb))
-    large = "stages:\n" + "  - {name: a}\n" * 800_000  # 10 MB
-    with pytest.raises(DataError, match=r"cur.yaml: the file is larger than 2 MiB, the maximum for a curriculum"):
-        load_curriculum(written(tmp_path, large))
 
 
 def test_an_unknown_name_and_a_missing_file_are_refused(tmp_path: Path) -> None:

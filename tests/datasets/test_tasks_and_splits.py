@@ -127,12 +127,6 @@ def counts(splits: Splits) -> tuple[int, int]:
     return repeated["count"], repeated["contradictions"]
 
 
-def test_two_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
-    rows = [{"id": "same", **row} for row in questions(40)]
-    with pytest.raises(DataError, match="the id 'same'"):
-        load_splits(write(tmp_path / "a.jsonl", rows))
-
-
 def test_a_file_may_name_its_splits(tmp_path: Path) -> None:
     names = ["Train", "validation ", "gate", "TEST"]
     splits = load_splits(
@@ -224,9 +218,3 @@ def test_owner_columns_are_metadata_and_not_inputs(row: dict[str, Any], inputs: 
     assert dict(task.inputs) == {"question": "q"}
     assert dict(task.expected) == {"answer": "a"}
     assert dict(task.metadata) == {"tenant": "t1", "data_subject": "s1", "consent": "no"}
-
-
-def test_an_input_named_tenant_is_also_the_owner() -> None:
-    task = make_task({"question": "q", "tenant": "t1", "answer": "a"}, inputs={"question", "tenant"})
-    assert dict(task.inputs) == {"question": "q", "tenant": "t1"}
-    assert task.metadata["tenant"] == "t1"

@@ -69,12 +69,6 @@ def test_a_criterion_counts_only_where_its_condition_passed() -> None:
     assert "short (weight 1) counts only where right passes" in result.feedback
 
 
-def test_passing_the_condition_never_lowers_a_score_by_a_criterion_that_earns() -> None:
-    scoring = rubric(graded("style", weight=3), graded("short", "right", weight=2))
-    low, high = (score(scoring, right=right, style=1.0, short=0.0).value for right in (0.0, 1.0))
-    assert (low, high) == (pytest.approx(3 / 9), pytest.approx(7 / 9))
-
-
 def test_an_unscored_condition_leaves_the_criterion_unscored() -> None:
     scoring = Rubric("r", [graded("base"), graded("polite"), graded("kind", "polite", weight=-1)])
     result = score(scoring, base=1.0, polite=None, kind=1.0)

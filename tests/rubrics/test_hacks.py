@@ -236,11 +236,6 @@ def test_sources_and_visible_tests_of_the_task_that_cannot_be_read_are_refused()
             find_hacks(before, "x = 1", tests)  # type: ignore[arg-type]
 
 
-def test_an_edit_that_is_no_text_is_a_finding() -> None:
-    (finding,) = find_hacks("x = 1", None)  # type: ignore[arg-type]
-    assert (finding.rule, finding.message) == ("invalid_code", "it is of type NoneType, not text")
-
-
 @pytest.mark.parametrize(
     ("line", "rule"),
     [

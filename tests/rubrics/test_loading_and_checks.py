@@ -88,11 +88,6 @@ def test_errors_name_file_line_and_what_is_valid(tmp_path: Path, text: str, mess
         load_rubric(tmp_path / "r.yaml")
 
 
-def test_an_unknown_name_error_lists_the_known_ones() -> None:
-    with pytest.raises(RubricError, match="Did you mean 'math_qa'"):
-        load_rubric("mathqa")
-
-
 @pytest.mark.parametrize(
     ("result", "grade"),
     [
@@ -105,30 +100,17 @@ def test_an_unknown_name_error_lists_the_known_ones() -> None:
         ("", 0),
         (None, 0),
         (1234.5, 1),
+        ("2 + 3 = <<2+3=5>>5\n#### 1234.5", 1),  # GSM8K
     ],
 )
 def test_numeric_compares_numbers_in_text(result: Any, grade: int) -> None:
     assert checks.numeric(TASK, {"answer": result}, None).value == grade
 
 
-def test_long_integers_are_compared_exactly() -> None:
-    task = make_task({"question": "?", "answer": "9007199254740993"})
-    assert [
-        checks.numeric(task, {"answer": text}, None).value for text in ("9007199254740992", "9007199254740993")
-    ] == [0, 1]
-    huge = make_task({"question": "?", "answer": "1" + "0" * 400})
-    assert checks.numeric(huge, {"answer": "1" + "0" * 400}, None).value == 1
-
-
 def test_scale_words_may_be_unquoted_yaml(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("name: a\ncriteria:\n- {name: x, judge: 'ok?', scale: [no, partly, yes]}\n")
     assert load_rubric(path).criteria[0].judge.scale == ("no", "partly", "yes")
-
-
-def test_numeric_reads_gsm8k_answers() -> None:
-    task = make_task({"question": "?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"})
-    assert checks.numeric(task, {"answer": "so it is 5"}, None).value == 1
 
 
 @given(st.text())

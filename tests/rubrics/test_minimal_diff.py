@@ -88,13 +88,6 @@ def test_a_wrapper_around_a_block_is_one_change() -> None:
     assert minimal_diff(BASE, "\n".join([*lines[:start], "    if values:", *block, *lines[start + 4 :]])).changed == 1
 
 
-def test_a_deleted_test_counts_each_of_its_statements() -> None:
-    tests = "def test_a():\n    x = f(1)\n    assert x == 2\n\ndef test_b():\n    assert f(2) == 3\n"
-    result = minimal_diff(tests, tests[: tests.index("def test_b")])
-    assert result.changed == 2  # the definition and the assert
-    assert {edit.kind for edit in result.edits} == {"removed"}
-
-
 # Against a reference
 
 
