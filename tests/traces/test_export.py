@@ -309,6 +309,7 @@ def test_an_export_never_writes_over_another(store: Store) -> None:
         ("transitions", {"returns": "magic"}, "must be one of"),
         ("transitions", {"discount": 0.5, "returns": "episode"}, "no effect"),
         ("transitions", {"advantage": "x"}, "must be one of"),
+        ("transitions", {"tools": "text"}, "tools: would have no effect on kind 'transitions'"),
         ("transitions", {"margin": math.nan}, "margin: must be a finite number"),
         ("transitions", {"step_weight": math.nan}, "step_weight: must be a finite number"),
         ("transitions", {"demos": False}, "demos: would have no effect on kind 'transitions', only on sft"),

@@ -100,16 +100,3 @@ def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs
         asyncio.run(module.reward([rows[0]["prompt"]], [completion], **columns)) for completion in completions
     )
     assert (right, wrong) == ([1.0], [0.0])
-
-
-def test_notes_of_a_reward_name_what_it_does_not_compute(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: right, check: exact}\n- {name: kind, judge: 'Is it kind?'}\n"
-        "- {name: parsed, scope: step, weight: 0.1, check: parsed}\n"
-    )
-    add_rollout(store, turn(0, "What?", "7"), prediction={"answer": "7"})
-    store.flush()
-    judged, step = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE).notes
-    assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
-    assert "raises without it" in judged
-    assert step == "step criteria are graded on recorded rollouts and are not part of reward.py: 'parsed'"

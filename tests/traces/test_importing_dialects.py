@@ -183,17 +183,6 @@ def test_an_imported_refusal_is_named(tmp_path: Path, kind: str, said: Any, word
     assert f"({word})" in ending_of(run.transitions[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "result"), [("final_result", None), ("final_result", "Final result processed."), ("search", "42")]
-)
-def test_a_conversation_that_ends_with_a_tool_call_has_an_answer(tmp_path: Path, name: str, result: str | None) -> None:
-    asked = {"type": "tool_call", "id": "c", "name": name, "arguments": {"answer": "42"}}
-    returned = {"type": "tool_call_response", "id": "c", "response": result}
-    talk = [{"role": "assistant", "parts": [asked]}, *([{"role": "tool", "parts": [returned]}] if result else [])]
-    run, _ = imported(tmp_path, span(1, {"gen_ai.output.messages": text(talk)}, parent=0), chat({}))
-    assert run.prediction == {"output": "42"}
-
-
 # -- streams
 
 

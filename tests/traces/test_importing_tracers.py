@@ -11,6 +11,7 @@ stores them) and `otlp_*_final.jsonl`.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from importing_rows import CALLS, DATA, body, choice, read
@@ -96,6 +97,28 @@ def test_recorded_traces_of_every_tracer_give_the_same_rollouts(
     assert body(call_failed)["messages"] == [PROMPT[0], {"role": "user", "content": "boom"}]
     assert (call_failed.output, call_failed.response, call_failed.prompt_tokens) == ("", None, None)
     assert (len(failed.transitions), call_failed.tools) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "answers"),
+    [
+        ("otlp_pydantic_ai.jsonl", [3, 3, 3], [42, '{"value": 42, "unit": "42"}', "The answer is 42."]),
+        ("otlp_openinference_final.jsonl", [3], ["42"]),
+        ("otlp_openllmetry_final.jsonl", [3], ["42"]),
+        ("mlflow_2.json", [1], ["42"]),
+        ("mlflow_3_flavours.json", [3], ["yes"]),
+    ],
+)
+def test_recorded_agents_of_other_kinds_have_their_answers(name: str, calls: list[int], answers: list[Any]) -> None:
+    """The first three end with a tool call that is the answer."""
+    rollouts, _ = read(name.partition("_")[0], DATA / name)
+    assert [len(run.transitions) for run in rollouts] == calls
+    assert [(run.status, (run.prediction or {})["output"]) for run in rollouts] == [("done", a) for a in answers]
+
+
+def test_a_recording_without_content_is_structure_alone() -> None:
+    rollouts, _ = read("otlp", DATA / "otlp_openai_v2_no_content.jsonl")
+    assert [(run.status, run.inputs, run.prediction) for run in rollouts] == [("done", {}, None), ("failed", {}, None)]
 
 
 def test_users_and_sessions_of_tracers_are_stored() -> None:

@@ -4,10 +4,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +15,7 @@ from assay.commands.serve import ServeReport, Serving, serve
 from assay.commands.traces import export_rollouts
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
-from assay.traces.gateway.routes import metrics_text
-from assay.traces.otlp import VERSION
 from assay.traces.otlp.exporter import Endpoint, Exporter, NotSent, send
-from assay.traces.otlp.metrics import METRICS, metrics_request
 from assay.traces.otlp.spans import trace_request
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
@@ -123,32 +118,6 @@ def test_endpoints_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c/t?x=1")
     assert (Endpoint.of().traces, Endpoint.of().metrics) == ("http://c/t?x=1", "")
     assert Endpoint.of("http://d").traces == "http://d/v1/traces"
-
-
-def test_prometheus_and_otlp_show_the_same_metrics_from_one_table() -> None:
-    runner = SimpleNamespace(
-        counts=Counter({("s@1", "", "done"): 2, ("s@1", "", "failed"): 1}), seconds={("s@1", ""): 1.5},
-        fallbacks={'s"2': 1},
-    )  # fmt: skip
-    stats = {"calls": 4, "stored": 3, "unrecorded": 1, "in_flight": 0, "rows_waiting": 2, "open": 1, "other": 9}
-    lines = metrics_text(stats, {"support": runner}).splitlines()
-    request = metrics_request(stats, {"support": runner}, since=1.0, now=2.0)
-    sent = {metric["name"]: metric for metric in request["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
-    assert list(sent) == [measure.name for measure in METRICS.values()]
-    for measure in METRICS.values():
-        assert sent[measure.name]["unit"] == measure.unit
-        assert f"# HELP {measure.prometheus} {sent[measure.name]['description']}" in lines
-        kind = next(kind for kind in ("sum", "gauge", "histogram") if kind in sent[measure.name])
-        assert f"# TYPE {measure.prometheus} {kind.replace('sum', 'counter')}" in lines
-        values = [line for line in lines if line.startswith(measure.prometheus) and "_bucket{" not in line]
-        assert len(values) == len(sent[measure.name][kind]["dataPoints"]) * (2 if kind == "histogram" else 1)
-    labels = 'agent="support",version="s@1",arm=""'
-    assert f'assay_agent_rollouts_total{{{labels},status="failed"}} 1' in lines
-    assert f'assay_agent_rollout_duration_seconds_bucket{{{labels},le="+Inf"}} 3' in lines
-    assert f"assay_agent_rollout_duration_seconds_sum{{{labels}}} 1.500000" in lines
-    assert f"assay_agent_rollout_duration_seconds_count{{{labels}}} 3" in lines
-    assert 'assay_agent_fallbacks_total{agent="support",version="s\\"2"} 1' in lines
-    assert f"assay_mapping_version {VERSION}" in lines
 
 
 @pytest.mark.timeout(120)

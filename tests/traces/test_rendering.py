@@ -9,7 +9,7 @@ import export_rows
 import pytest
 from export_rows import ADD, add_rollout, store as store, tool_call, tool_turn, turn
 
-from assay.errors import ConfigError, DataError, ModelError
+from assay.errors import DataError, ModelError
 from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_template
 from assay.traces import Store, Transition
 from assay.traces.export.rendering import shows_tools, training_template
@@ -105,14 +105,6 @@ def test_calls_that_the_template_refuses_are_left_out_with_the_reason(store: Sto
     rows, manifest = exported(store, "sft", model=str(tmp_path / "model"))
     assert [row["task"] for row in rows] == ["t2"]
     assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
-
-
-def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
-    add_rollout(store, *agent("1 + 2?"))
-    _, manifest = exported(store, "transitions")
-    assert "template" not in manifest
-    with pytest.raises(ConfigError, match="tools: would have no effect on kind 'transitions'"):
-        exported(store, "transitions", "out2", tools="text")
 
 
 # -- other kinds
