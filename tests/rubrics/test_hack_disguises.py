@@ -233,13 +233,3 @@ def test_an_ordinary_fix_has_no_finding(name: str) -> None:
     before, after, tests = ORDINARY[name]
     source, edited = (f"import sys\n\ndef f(x):\n{textwrap.indent(body, '    ')}\n" for body in (before, after))
     assert find_hacks(source, edited, tests) == []
-
-
-def test_new_numbers_of_a_counter_are_ordinary() -> None:
-    before = "import itertools\nids = itertools.count()\ndef f():\n    return 1\n"
-    assert find_hacks(before, before.replace("return 1", "return next(ids)"), "") == []
-
-
-def test_the_mark_of_a_utf8_file_is_read() -> None:
-    assert find_hacks(f"\ufeff{BEFORE}", BEFORE, TESTS) == []
-    assert find_hacks(BEFORE, f"\ufeff{BEFORE}", TESTS) == []

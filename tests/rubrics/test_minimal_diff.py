@@ -253,8 +253,3 @@ def test_names_that_others_see_are_not_renamed(before: str, after: str) -> None:
 )
 def test_names_that_are_not_visible_outside_are_renamed(before: str, after: str) -> None:
     assert minimal_diff(before, after).changed == 0
-
-
-def test_a_byte_order_mark_is_no_change_and_null_bytes_name_no_line() -> None:
-    assert minimal_diff("x = 1\n", "\ufeffx = 2\n") == 1
-    assert minimal_diff("x = 1\n", "x = 2\n\0").reason.endswith("cannot contain null bytes.")

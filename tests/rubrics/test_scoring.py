@@ -60,13 +60,6 @@ def test_columns_of_a_row_that_a_criterion_or_the_prediction_names_are_expected_
         assert [one.value for one in rubric.score_group(task, [{"order_id": "A-1", "place": "Rome"}])] == [1.0]
 
 
-def test_an_input_that_the_agent_repeats_is_still_an_input() -> None:
-    tasks: list[Any] = []
-    rubric = Rubric("r", [Criterion(name="seen", check=lambda task, prediction, rollout: tasks.append(task) or True)])
-    rubric.score({"question": "2 + 2?", "answer": "4"}, {"question": "2 + 2?", "answer": "4"})
-    assert dict(tasks[0].inputs) == {"question": "2 + 2?"}
-
-
 def test_an_essential_criterion_caps_the_score() -> None:
     essential = Essential(pass_at=1, cap=0.5)
     assert value((1, 0.9, essential), (9, 1.0)) == 0.5  # (0.9 + 9) / 10 = 0.99, capped

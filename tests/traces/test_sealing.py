@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import dspy
 import pytest
 from export_rows import LOOSE, add_rollout, rows, store as store, turn
 
@@ -219,38 +218,6 @@ def test_opening_the_test_split_is_notified_once() -> None:
         _ = splits.test
     assert splits.unseal() is splits.unseal() is splits.test
     assert openings == [1]
-
-
-def test_improve_opens_the_test_split_only_at_its_end(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    openings: list[tuple[str, str]] = []
-    original = assay.runs.jobs.open_test
-
-    def counting(store: Store, opens_as: str, **options: Any) -> Any:
-        openings.append((opens_as, str(len(list(store.rollouts(split="test"))))))
-        return original(store, opens_as, **options)
-
-    monkeypatch.setattr("assay.runs.jobs.open_test", counting)
-    options = {key: value for key, value in job.items() if key != "lm"} | {
-        "sizes": {"train": 10, "val": 6, "gate": 24, "test": 9}
-    }
-    with dspy.context(lm=None):
-        monkeypatch.setattr("assay.runs.opening.get_lm", lambda name, **shared: with_shared(shared))
-        report = assay.improve(
-            "p.py:P", name="x", order=["prompts", "prompts"], optimizer="labeled", model="scripted", **options
-        )
-    kept_steps = [step for step in report.steps if step["kept"]]
-    assert kept_steps
-    assert [tasks for _, tasks in openings] == ["0"]  # opened once, and no test task had been run before
-    assert report.test_openings == {"this_job": 1, "this_store": 1}
-
-
-def with_shared(shared: dict[str, Any]) -> Any:
-    from assay.models import with_recording
-
-    def answer(request: Any) -> str:  # right only where a demonstration shows the way
-        return json.dumps({"answer": "7" if len(request.messages) > 2 else "8"})
-
-    return with_recording(scripted_lm(answer), **{key: shared[key] for key in ("cache", "meter", "observers")})
 
 
 # -- equal quality at less cost

@@ -1,5 +1,6 @@
 """Data subjects of prompts: exports, erasure, the three privacy gate states."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ import assay
 from assay.commands.traces import forget_subject
 from assay.errors import DataError
 from assay.models.cache import ResponseCache
-from assay.models.lora.adapters import find_adapter, keep_adapter
-from assay.optimizers.finetuning.sft import SFTSettings, train_sft
 from assay.traces import Store
 from assay.traces.export.settings import Selection
 
@@ -90,33 +89,13 @@ def test_an_erased_person_is_in_no_prompt_cache_or_later_export(job: dict[str, A
     assert at not in customers
 
 
-def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any]) -> None:
-    """As cached by versions that stored no requests: the data subjects are unknown."""
+def test_cached_answers_of_unknown_requests_are_erased_with_any_person(job: dict[str, Any]) -> None:
+    """Whose data such a request had is unknown."""
     assay.collect("p.py:One", n=1, **job)
-    place = Path(".assay/cache/responses.db")
-    cache = ResponseCache(place)
-    cache.put("ab" * 32, {"response": {}})
-    cache.close()
-    assert forget_subject("nobody", store=job["store"]).to_dict()["unowned_answers_removed"] == 0
-    at = next(at for at in range(12) if forget_subject(f"Person {at}", store=job["store"]).to_dict()["removed"])
-    cache = ResponseCache(place)
-    assert at >= 0
-    assert cache.get("ab" * 32) is None
-    cache.close()
-
-
-@pytest.mark.slow
-def test_erasure_names_adapters_trained_on_an_export_and_their_successors(
-    small_embedded: str, job: dict[str, Any]
-) -> None:
-    assay.collect("p.py:One", n=1, **{**job, "sizes": {"train": 2}})
-    report = assay.export("sft", "out", store=job["store"], selection=BOTH, gates=LOOSE, min_quality=0.0)
-    settings = {"lora_r": 2, "epochs": 1, "max_length": 1024, "eval_fraction": 0.0, "min_quality": 0.0}
-    trained = train_sft(report.path, "first", SFTSettings(model=small_embedded, **settings))
-    first = find_adapter("first")
-    keep_adapter("after", trained.path, base="small", after=[first])  # as if trained on other data
-    keep_adapter("apart", trained.path, base="small")
-    named: list[str] = []
-    for at in range(12):
-        named += forget_subject(f"Person {at}", store=job["store"]).to_dict()["made_from_them"]
-    assert set(named) == {str(report.path), str(first.path), str(find_adapter("after").path)}
+    with contextlib.closing(ResponseCache(Path(".assay/cache/responses.db"))) as cache:
+        cache.put("ab" * 32, {"response": {}})
+        assert forget_subject("nobody", store=job["store"]).to_dict()["unowned_answers_removed"] == 0
+        assert cache.get("ab" * 32) is not None
+        next(at for at in range(12) if forget_subject(f"Person {at}", store=job["store"]).to_dict()["removed"])
+    with contextlib.closing(ResponseCache(Path(".assay/cache/responses.db"))) as cache:
+        assert cache.get("ab" * 32) is None
