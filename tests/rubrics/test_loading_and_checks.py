@@ -17,10 +17,6 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
     ("text", "message"),
     [
         (
-            "name: a\ncriteria:\n- name: x\n  wieght: 3\n  check: numeric\n",
-            r"r\.yaml:4: criterion 'x': unknown key 'wieght'.*Did you mean 'weight'",
-        ),
-        (
             "name: a\ncriteria:\n- {name: x, check: numerik}\n",
             r"r\.yaml:3: criterion 'x': unknown check 'numerik'.*Did you mean 'numeric'",
         ),
@@ -54,25 +50,13 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
             r"criterion 'x': judge must be a string or a mapping, found 3$",
         ),
         ("name: a\ncriteria:\n- {check: exact}\n", r"r\.yaml:3: criterion 1: the key 'name' is missing$"),
-        ("name: a\ncriteria:\n- {name: x, check: numeric, weight: 0}\n", r"r\.yaml:2: .*weight above 0"),
         ("name: a\ncriteria:\n- {name: x, check: regex, with: {pattern: '('}}\n", r"r\.yaml:3: .*regex.*missing \)"),
         (
             "name: a\ncriteria:\n- {name: x, check: json_schema, with: {schema: {type: thing}}}\n",
             r"r\.yaml:3: .*'thing'",
         ),
         ("name: a\ncriteria:\n- name: x\n  check: numeric\n  name: y\n", r"r\.yaml:5: duplicate key 'name'"),
-        (
-            "name: a\ncriteria:\n- {name: x, check: nope}\n- {name: y, check: nono}\n",
-            r"(?s)r\.yaml:3: .*'nope'.*r\.yaml:4: .*'nono'",
-        ),
-        (
-            "name: a\ncriteria:\n- {name: x, check: numeric}\n- {name: x, check: exact}\n",
-            r"r\.yaml:4: .*already a criterion 'x'",
-        ),
-        ("name: a\ncriteria:\n- {name: x, check: numeric, weight: .nan}\n", r"r\.yaml:3: .*weight"),
         ("name: a\ncriteria:\n- name: x\n  check: numeric\n  essential: {cap: 3}\n", r"r\.yaml:5: .*cap"),
-        ("name: a\ncriteria:\n- {name: x, check: numeric, scope: middle}\n", r"'final' or 'step'"),
-        ("name: a\ncriteria:\n- {name: x, judge: 'ok?', scale: [a]}\n", r"at least two"),
         ("name: a\ncriteria: []\n", r"r\.yaml:2: criteria"),
         ("- 1\n", "a rubric is a mapping"),
         ("name: [a\n", "invalid YAML"),
@@ -160,7 +144,8 @@ def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
         load_rubric(tmp_path / "r.yaml")
     lines = str(caught.value).splitlines()
     for line, part in (
-        (2, "unknown key 'criterion'"), (4, "unknown key 'weigth'"), (4, "unknown check 'exakt'"),
+        (2, "unknown key 'criterion'"), (4, "unknown key 'weigth'"), (4, "Did you mean 'weight'"),
+        (4, "unknown check 'exakt'"),
         (5, "already a criterion 'right'"), (5, "'feld'"),
         (6, "'final' or 'step'"), (7, "at least two"), (7, "when='nosuch' names no criterion"),
         (8, "letters, digits and underscores"),
