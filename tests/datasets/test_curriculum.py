@@ -112,14 +112,8 @@ def test_a_task_that_the_sample_of_its_stage_dropped_is_in_no_later_stage(tmp_pa
 
 def test_stages_whose_files_name_different_splits_share_no_task(tmp_path: Path) -> None:
     for name, order in (("easy", ("train", "val", "gate", "test")), ("hard", ("test", "gate", "val", "train"))):
-        rows = [
-            {
-                "inputs": {"question": f"{at} {'' if at % 2 else name}"},
-                "expected": {"answer": "x"},
-                "split": order[at // 2 % 4],
-            }
-            for at in range(80)
-        ]
+        questions = [f"{at} {'' if at % 2 else name}" for at in range(80)]
+        rows = [{"question": q, "answer": "x", "split": order[at // 2 % 4]} for at, q in enumerate(questions)]
         written(tmp_path, "\n".join(map(json.dumps, rows)), f"{name}.jsonl")
     path = written(tmp_path, "stages:\n  - {name: easy, data: easy.jsonl}\n  - {name: hard, data: hard.jsonl}")
     parts = load_splits(f"curriculum:{path}", curriculum=load_curriculum(path)).parts()

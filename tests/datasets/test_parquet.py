@@ -99,8 +99,6 @@ def test_every_column_type_is_read_unchanged(tmp_path: Path) -> None:
 
 def test_many_rows_with_one_long_prompt_are_read(tmp_path: Path) -> None:
     prompt = "You are a helpful assistant. " * 200
-    path = write(
-        tmp_path / "p.parquet",
-        pyarrow.table({"system": [prompt] * 20_000, "question": [f"q{i}" for i in range(20_000)]}),
-    )
+    table = pyarrow.table({"system": [prompt] * 20_000, "question": [f"q{i}" for i in range(20_000)]})
+    path = write(tmp_path / "p.parquet", table)
     assert sum(1 for _ in iter_rows(str(path))) == 20_000

@@ -40,9 +40,8 @@ def value(*entries: tuple[Any, ...]) -> float:
 
 def test_weights_and_pitfalls_give_the_weighted_score() -> None:
     assert value((4, 1.0), (1, 0.5)) == pytest.approx((4 * 1 + 1 * 0.5) / 5)  # 0.9
-    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx(
-        (4 * 0.5 + 1 - 1) / 5
-    )  # pitfalls do not enter the divisor
+    # pitfalls do not enter the divisor
+    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx((4 * 0.5 + 1 - 1) / 5)
     assert value((1, 0.0), (-5, 1.0)) == 0.0  # -5 / 1, clipped
 
 
@@ -173,14 +172,8 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a", check=gives(1), essential=True), "essential=True must be an Essential"),  # type: ignore[arg-type]
         (lambda: JudgeSpec(text="ok?", scale="yes"), "scale='yes' must be a tuple or list of strings"),  # type: ignore[arg-type]
         (lambda: JudgeSpec(text="ok?", scale=(1, 2)), r"scale=\(1, 2\) must be a tuple or list of strings"),  # type: ignore[arg-type]
-        (
-            lambda: Criterion(name="a", check=checks.token_use, arguments={"budget": 0}),
-            "budget: must be",
-        ),
-        (
-            lambda: Criterion(name="a", check=checks.token_use),
-            r"set arguments=\{'budget': …\}",
-        ),
+        (lambda: Criterion(name="a", check=checks.token_use, arguments={"budget": 0}), "budget: must be"),
+        (lambda: Criterion(name="a", check=checks.token_use), r"set arguments=\{'budget': …\}"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": -1}), "tolerance: must be"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": "abc"}), "tolerance: must be"),
         (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a non-empty list"),
@@ -207,11 +200,8 @@ def test_tool_calls_are_read_from_the_rollout_or_the_steps() -> None:
     from assay.rubrics import load_rubric
 
     shipped = load_rubric("math_qa")
-    used = Rollout(
-        transitions=[
-            Transition(t=0, model="m", request={}, tools=[ToolCall(name="calculator", arguments={}, result="4")])
-        ]
-    )
+    calculator = ToolCall(name="calculator", arguments={}, result="4")
+    used = Rollout(transitions=[Transition(t=0, model="m", request={}, tools=[calculator])])
     assert shipped.score(TASK, {"answer": "4"}, used).value == 1.0
     assert shipped.score(TASK, {"answer": "4", "steps": []}).value == pytest.approx(4 / 5)  # right, without the tool
     wrong = shipped.score(TASK, {"answer": "5"}, used)  # (0 + 1) / 5 = 0.2, under the cap of 0.5
@@ -244,23 +234,15 @@ def test_an_empty_answer_is_right_if_nothing_is_expected() -> None:
     ],
 )
 def test_the_answer_0_is_an_answer(check: Any, with_: dict[str, Any]) -> None:
-    assert (
-        Rubric("r", [Criterion(name="c", check=check, arguments=with_)]).score({"question": "?"}, {"answer": 0}).value
-        == 1.0
-    )
+    rubric = Rubric("r", [Criterion(name="c", check=check, arguments=with_)])
+    assert rubric.score({"question": "?"}, {"answer": 0}).value == 1.0
 
 
 def test_numpy_numbers_and_truth_values_are_grades() -> None:
     import numpy as np
 
     for value, grade in ((np.bool_(True), 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.float64("nan"), None)):
-        assert (
-            Rubric("r", [Criterion(name="ok", check=lambda *_, v=value: v)])
-            .score({"inputs": {"q": 1}}, "x")
-            .verdicts[0]
-            .grade
-            == grade
-        )
+        assert rubric((1, value), (1, 1.0)).score(TASK, {"answer": "x"}).verdicts[0].grade == grade
 
 
 class Ends:
@@ -299,9 +281,8 @@ def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() 
     def check(*_: Any) -> float:
         raise KeyboardInterrupt
 
-    score = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
-        TASK, {"answer": "x"}
-    )
+    criteria = [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]
+    score = Rubric("r", criteria).score(TASK, {"answer": "x"})
     assert (score.verdicts[0].grade, score.value) == (None, 1.0)
     assert "KeyboardInterrupt" in score.verdicts[0].reason
 
