@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exact_answers import ANSWERS as EXACT
 from importing_rows import (
     attributes,
     call,
@@ -132,6 +133,8 @@ ANSWERS: list[tuple[Any, str, int, str | None]] = [  # output, text, calls, fini
     (["a", "b"], "a", 0, None),
     ({"content": "a"}, "a", 0, None),
     (7, "7", 0, None),
+    ({"role": "assistant", "content": None, "refusal": "I cannot."}, "I cannot.", 0, None),
+    *(({"role": "assistant", "content": exact}, exact, 0, None) for exact in EXACT.values()),  # byte for byte
 ]
 
 
