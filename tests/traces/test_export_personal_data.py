@@ -94,8 +94,10 @@ OF_COOMBS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["sft", "transitions", "preferences"])
-@pytest.mark.parametrize("declared", OF_COOMBS)
+@pytest.mark.parametrize(
+    ("kind", "declared"),
+    [*(("sft", declared) for declared in OF_COOMBS), ("transitions", "data subject"), ("preferences", "never run")],
+)
 def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, kind: str, declared: str) -> None:
     inputs = {"question": COOMBS}
     if (fields := OF_COOMBS[declared]) is None:
