@@ -91,15 +91,14 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.timeout(30)  # a fifth of a second each; what is quadratic takes minutes
 def test_hostile_texts_take_linear_time(name: str) -> None:
-    """A third of a second of CPU each; what is quadratic takes more than ten."""
-    unit, began = HOSTILE[name], time.process_time()
-    for text in (unit * (60_000 // len(unit)), unit * (60_000 // len(unit)) + "x"):
+    unit = HOSTILE[name]
+    for text in (unit * (100_000 // len(unit)), unit * (100_000 // len(unit)) + "x"):
         anonymizer = make()
         out = anonymizer.text(text, [JANE])
         anonymizer.value({text[:5000]: [text]}, [JANE])
         restore(out, anonymizer.table)
-    assert time.process_time() - began < 5
 
 
 @given(st.text(max_size=100))
