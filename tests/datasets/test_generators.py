@@ -94,9 +94,6 @@ def test_splits_of_conversations_are_those_of_the_content() -> None:
     assert min(len(one.train), len(one.val), len(one.gate)) > 3
 
 
-# -- tool use
-
-
 def test_tools_and_questions_of_a_split_occur_in_no_other() -> None:
     tools: dict[str, set[str]] = {"train": set(), "val": set(), "gate": set(), "test": set()}
     questions: dict[str, set[str]] = {split: set() for split in tools}

@@ -92,9 +92,6 @@ def test_calls_for_an_effect_give_the_changed_argument() -> None:
     assert eval(calls[0], space) == [1, 2, 3]
 
 
-# In the sandbox
-
-
 @pytest.fixture(scope="module")
 def rows() -> list[tuple[str, dict[str, Any]]]:
     return list(iter_rows("mutants:textwrap?size=12&seed=3"))

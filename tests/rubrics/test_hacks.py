@@ -177,9 +177,6 @@ def test_code_that_was_there_before_the_edit_is_no_finding(hack: Hack) -> None:
     assert find_hacks(hack.after, reformatted, hack.tests) == []
 
 
-# Real fixes
-
-
 MOVED = "def a():\n    return os.environ\n", "def b():\n    return eval('1')\n"
 FIXES = [
     (BEFORE, BEFORE.replace("width + height", "width * max(height, 0)"), TESTS),

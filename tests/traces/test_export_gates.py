@@ -130,9 +130,6 @@ def test_problems_of_unclean_calls_are_named(store: Store, broken: dict[str, Any
     assert manifest["problems"] == {problem: 1}
 
 
-# -- failed calls: retries and failures of the agent itself are no defects of the data
-
-
 def failed(t: int, ask: str, error: str = "HTTP 429: slow down", kind: str = "model") -> Transition:
     call = turn(t, ask, "", error=error, failure=FailureKind(kind))
     call.response = None

@@ -55,9 +55,6 @@ PERSONAL = [
 ]
 
 
-# -- detected values
-
-
 @pytest.mark.parametrize(("text", "kind", "value"), PERSONAL)
 def test_personal_values_are_found(text: str, kind: str, value: str) -> None:
     assert matched(text) == [(kind, value)]
@@ -171,9 +168,6 @@ born in 1984
 call id 12345678, function call 12345678
 function_call(2127365000)
 It was $1,234,567,890.12"""
-
-
-# -- unchanged values
 
 
 @pytest.mark.parametrize("text", CLEAN.split("\n"))

@@ -17,9 +17,6 @@ from assay.traces.privacy.names import KnownValue
 JANE = KnownValue("person", "Jane Q. Doe")
 
 
-# -- data
-
-
 def test_anonymized_data_keeps_its_structure_and_types() -> None:
     data = {"a": [1, 2.5, None, True, {"b": ("x", b"y")}], 7: "jane@gmail.com", "n": 2127365000, "t": 1717171717171}
     parts = [1, 2.5, None, True, {"b": ["x", b"y"]}]
@@ -84,9 +81,6 @@ HOSTILE = {
     "capitals": "A", "short words": "Aa ", "fractions": "12/", "brackets": "(1", "calles": "Calle ", "calls": "call ",
     "initials": "12 A. ",
 }  # fmt: skip
-
-
-# -- hostile texts
 
 
 @pytest.mark.slow

@@ -65,9 +65,6 @@ def texts(draw: Any) -> tuple[str, list[tuple[str, str]]]:
     return " ; ".join([draw(words), *(f"{value} ; {draw(words)}" for _, value in inside)]), inside
 
 
-# -- surrogates
-
-
 @given(st.text(max_size=200), st.text(max_size=30))
 def test_a_second_anonymization_changes_no_text(text: str, name: str) -> None:
     known = [KnownValue("person", name), KnownValue("id", name[::-1])]
@@ -208,9 +205,6 @@ def test_no_surrogate_is_detected_as_a_personal_value() -> None:
                 anonymizer = make()
                 anonymizer.text(f"so: {value}!", known)
                 assert restore(once, anonymizer.table) == f"so: {value}!"
-
-
-# -- what the caller knows
 
 
 def test_a_known_person_is_replaced_everywhere() -> None:

@@ -15,8 +15,6 @@ from assay.errors import ConfigError, DataError, MissingExtra
 from assay.traces.privacy.anonymizer import Anonymizer, key_of, restore
 from assay.traces.privacy.names import KnownValue
 
-# -- the table
-
 
 def test_the_table_is_encrypted_and_its_key_is_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,9 +82,6 @@ def test_without_cryptography_the_extra_is_named(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "key").exists()
 
 
-# -- engines
-
-
 def test_a_short_key_and_an_unknown_engine_are_refused() -> None:
     with pytest.raises(ConfigError, match="key has 5 bytes"):
         Anonymizer(b"short")
@@ -126,9 +121,6 @@ def test_presidio_finds_names_and_agrees_with_what_is_known() -> None:
     assert restore(out, anonymizer.table) == text
     assert make().text("John Smith", [KnownValue("person", "John Smith")]) in out
     assert anonymizer.value({"John Smith": 1}) == {"John Smith": 1}
-
-
-# -- the documentation
 
 
 def test_the_example_in_the_documentation_works(own_folder: Path) -> None:

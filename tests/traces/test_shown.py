@@ -14,8 +14,6 @@ from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.shown import Carried, TaskTexts
 
-# -- matching
-
 
 def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
     texts = TaskTexts()
@@ -59,9 +57,6 @@ def test_demonstrations_are_found_in_every_rendering_of_their_inputs(kind: str, 
         assert rollout.transitions[0].shown_tasks == (task_key(demo),), extra
 
 
-# -- recording
-
-
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
 @pytest.mark.slow
 def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], program: str, optimizer: str) -> None:
@@ -82,9 +77,6 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
     assert manifest["shown"]["tasks"]
     assert set(manifest["shown"]["tasks"]) <= {task(at) for at in range(12)}
     assert manifest["shown"]["people"]
-
-
-# -- loaded artifacts
 
 
 def test_only_demonstrations_in_the_prompt_are_shown() -> None:

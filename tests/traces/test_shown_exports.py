@@ -64,9 +64,6 @@ def test_exports_of_a_tenant_show_no_tasks_of_others_or_without_consent(job: dic
     assert any(reason.startswith("calls whose prompt shows") for reason in left_out)
 
 
-# -- erasure
-
-
 def test_an_erased_person_is_in_no_prompt_cache_or_later_export(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", gate=False, **job)
     shown = json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
