@@ -90,13 +90,6 @@ def test_rows_of_another_format_are_refused_with_their_line(tmp_path: Path, text
     assert "BFCL_v4_simple_python.json:1" in str(raised.value)
 
 
-def test_simple_is_the_category_of_python_functions(tmp_path: Path) -> None:
-    written(tmp_path, n=50)
-    spec = f"?path={tmp_path}&size=5&seed=2"
-    assert rows(f"bfcl:simple{spec}") == rows(f"bfcl:simple_python{spec}")
-    assert rows(f"bfcl:simple{spec}")[0]["task_type"] == "simple_python"
-
-
 def test_an_unknown_category_or_option_is_refused() -> None:
     with pytest.raises(DataError, match="no category 'simple_c'; categories of one turn"):
         rows("bfcl:simple_c")

@@ -35,14 +35,6 @@ def test_defaults_of_the_file_hold_for_stages_that_have_none(tmp_path: Path) -> 
     assert (first.limit(30), first.limit(1), second.limit(30)) == (15, 1, None)
 
 
-def test_json_is_read_like_yaml(tmp_path: Path) -> None:
-    text = json.dumps(
-        {"stages": [{"name": "a", "data": "arithmetic:size=9", "where": {"task_type": ["sum", "mixed"]}}]}
-    )
-    stage = load_curriculum(written(tmp_path, text, "cur.json")).stages[0]
-    assert (stage.data, stage.where) == ("arithmetic:size=9", {"task_type": ("sum", "mixed")})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -62,14 +54,11 @@ def test_json_is_read_like_yaml(tmp_path: Path) -> None:
         ("promote_at: 2\nstages:\n  - name: a", ":1: promote_at .*2"),
         ("stages:\n  - name: a\n    promote_at: '0.8'", ":3: stage 'a': promote_at must be a number"),
         ("stages:\n  - name: a\n    max_share: 0", ":3: stage 'a': max_share .*0"),
-        ("stages:\n  - name: a\n    max_share: true", ":3: stage 'a': max_share must be a number"),
         ("stages:\n  - name: a\n    replay: 1.5", ":3: stage 'a': replay .*1.5"),
-        ("stages:\n  - name: a\n    replay: .inf", ":3: stage 'a': replay .*inf"),
         ("stages:\n  - name: ' '", ":2: stage ' ': name must be text of 1 to 60 characters in one line"),
         ("stages:\n  - name: 5", ":2: stage 1: name must be a string"),
         (f"stages:\n  - name: {'a' * 61}", ":2: stage 'aaa.* name must be text of 1 to 60 characters"),
         ("stages:\n  - {name: a, data: 7}", ":2: stage 'a': data must be a string"),
-        ("stages:\n  - {name: a, data: ' '}", ":2: stage 'a': data"),
         ("stages:\n  - {? [1] : b}", "invalid YAML"),
         ("stages: !!python/object/apply:os.system ['true']", "invalid YAML"),
         ("a: &a [x]\nb: &b [*a, *a]\nstages: [*b, *b]", ":1: unknown key 'a'"),
@@ -80,22 +69,12 @@ def test_json_is_read_like_yaml(tmp_path: Path) -> None:
         ("stages:\n  - {data: x}", ":2: stage 1: the key 'name' is missing"),
         ("stages:\n  - {name: a, where: terms}", ":2: stage 'a': where must be a mapping"),
         ("stages:\n  - {name: a, where: {terms: []}}", ":2: stage 'a': where: terms"),
-        ("stages: [", "invalid YAML"),
     ],
 )
 def test_mistakes_name_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
         load_curriculum(written(tmp_path, text))
     assert "cur.yaml" in str(error.value)
-
-
-def test_aliases_that_expand_and_large_files_are_refused(tmp_path: Path) -> None:
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
-    with pytest.raises(DataError, match=r"cur.yaml:\d+: more than 100000 values after expanding aliases"):
-        load_curriculum(written(tmp_path, bomb))
-    large = "stages:\n" + "  - {name: a}\n" * 800_000  # 10 MB
-    with pytest.raises(DataError, match=r"cur.yaml: the file is larger than 2 MiB, the maximum for a curriculum"):
-        load_curriculum(written(tmp_path, large))
 
 
 def test_an_unknown_name_and_a_missing_file_are_refused(tmp_path: Path) -> None:
@@ -129,14 +108,8 @@ def test_a_task_that_the_sample_of_its_stage_dropped_is_in_no_later_stage(tmp_pa
 
 def test_stages_whose_files_name_different_splits_share_no_task(tmp_path: Path) -> None:
     for name, order in (("easy", ("train", "val", "gate", "test")), ("hard", ("test", "gate", "val", "train"))):
-        rows = [
-            {
-                "inputs": {"question": f"{at} {'' if at % 2 else name}"},
-                "expected": {"answer": "x"},
-                "split": order[at // 2 % 4],
-            }
-            for at in range(80)
-        ]
+        questions = [f"{at} {'' if at % 2 else name}" for at in range(80)]
+        rows = [{"question": q, "answer": "x", "split": order[at // 2 % 4]} for at, q in enumerate(questions)]
         written(tmp_path, "\n".join(map(json.dumps, rows)), f"{name}.jsonl")
     path = written(tmp_path, "stages:\n  - {name: easy, data: easy.jsonl}\n  - {name: hard, data: hard.jsonl}")
     parts = load_splits(f"curriculum:{path}", curriculum=load_curriculum(path)).parts()

@@ -46,6 +46,7 @@ def zstd(content: bytes) -> bytes:
         ("a.csv", TABLE.replace("\n", "\r\n")),
         ("a.tsv", TABLE.replace(",", "\t")),
         ("A.CSV", TABLE.replace(",", ";")),
+        ("a.csv", TABLE.replace(",", "|")),
         ("a.jsonl", LINES),
         ("a.ndjson", LINES.replace("\n", "\r")),
         ("a.jsonl", "\ufeff" + LINES.replace("\n", "\r\n\r\n")),
@@ -134,6 +135,23 @@ def test_what_pandas_writes_is_read(tmp_path: Path) -> None:
         ("a.json", b'{"question": {"0": "q"}, "answer": {"0": "1"}}', r"a\.json.*column"),
         ("a.json", b'{"question": ["q"], "answer": ["1"]}', r"a\.json.*column"),
         ("a.json", b"3", r"a\.json"),
+        ("a.jsonl", b'{"question": "q"}\n{broken\n', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b'{"question": "q"}\n[1]\n', r"a\.jsonl:2: expected a JSON object, found list"),
+        (
+            "a.jsonl",
+            b'{"question": "q"}\n{"question": "caf\xe9"}\n',
+            r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 18\)",
+        ),
+        ("a.jsonl", b'{"question": NaN}\n', r"a\.jsonl:1: not JSON \(NaN"),
+        ("a.jsonl", b'{"question": "q", "x": [1e999]}\n', r"a\.jsonl:1: not JSON \(1e999 is out of range"),
+        ("a.jsonl", b'{"question": "\\ud83d"}\n', r"a\.jsonl:1: unpaired surrogate"),
+        ("a.jsonl", b'{"inputs": 3}\n', r"a\.jsonl:1: inputs='3' must be an object with the task's inputs"),
+        ("a.jsonl", b'{"answer": "4"}\n', r"a\.jsonl:1: every input is empty"),
+        ("a.jsonl", b"", "has no tasks"),
+        ("a.csv", b"question,answer\nq,1,2\n", r"a\.csv:2: more fields"),
+        ("a.csv", b"question,answer\nq\n", r"a\.csv:2: fewer fields"),
+        ("a.parquet", b"no parquet", "not a Parquet file"),
+        ("a.txt", b"", "cannot tell what"),
         ("a.xlsx", b"PK\x03\x04", r"a\.xlsx"),
     ],
 )
@@ -141,10 +159,7 @@ def test_a_file_that_is_not_read_is_named_with_the_place(tmp_path: Path, name: s
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=place):
         load_tasks(str(tmp_path / name))
-
-
-def test_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=str(tmp_path)):
+    with pytest.raises(DataError, match=str(tmp_path)):  # a folder
         load_tasks(str(tmp_path))
 
 

@@ -69,9 +69,6 @@ def test_ids_of_rows_of_one_task_are_distinct_and_other_repeated_ids_are_refused
         load_splits(str(path), need=())
 
 
-# -- near-duplicates
-
-
 def shingles(text: str) -> set[str]:
     return {text[at : at + 5] for at in range(max(1, len(text) - 4))}
 

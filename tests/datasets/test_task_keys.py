@@ -3,7 +3,6 @@
 import json
 from datetime import date
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,18 +90,6 @@ def test_a_key_survives_json_another_order_and_upper_case(inputs: dict[str, Any]
     assert task_key(dict(reversed(inputs.items()))) == key
     spaced = {name: f" {value}\n" if isinstance(value, str) else value for name, value in inputs.items()}
     assert task_key(spaced) == key
-
-
-def test_csv_jsonl_and_structured_rows_are_the_same_tasks(tmp_path: Path) -> None:
-    flat = [{"question": f"How much is {at} kg?", "weight": at, "fragile": at % 2 == 0} for at in range(4)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in flat))
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"inputs": row}) + "\n" for row in flat))
-    rows = "".join(f"{row['fragile']},{row['weight']}.0,{row['question']}\n" for row in flat)
-    (tmp_path / "a.csv").write_text("fragile,weight,question\n" + rows)
-    names = ["question", "weight", "fragile"]
-    keys = [[task.key for task in load_tasks(str(tmp_path / n), inputs=names)] for n in ("a.jsonl", "b.jsonl", "a.csv")]
-    assert keys[0] == keys[1] == keys[2]
-    assert len(set(keys[0])) == 4
 
 
 def test_a_set_in_a_row_has_one_order() -> None:

@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given, strategies as st
 
 from assay.datasets import SPLITS, Splits, load_splits, load_tasks, make_task
 from assay.datasets.splits import split_of
-from assay.errors import DataError, SealedSplit
+from assay.errors import DataError
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> str:
@@ -23,63 +21,6 @@ def write(path: Path, rows: list[dict[str, object]]) -> str:
 
 def questions(count: int) -> list[dict[str, object]]:
     return [{"question": f"q{i}", "answer": str(i)} for i in range(count)]
-
-
-def test_jsonl_csv_and_parquet_give_the_same_tasks(tmp_path: Path) -> None:
-    jsonl = write(tmp_path / "a.jsonl", questions(3))
-    (tmp_path / "a.csv").write_text("question,answer\n" + "".join(f"q{i},{i}\n" for i in range(3)))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(questions(3)), tmp_path / "a.parquet")
-    expected = load_tasks(jsonl)
-    assert expected[0].inputs == {"question": "q0"}
-    assert expected[0].expected == {"answer": "0"}
-    assert load_tasks(str(tmp_path / "a.csv")) == expected == load_tasks(str(tmp_path / "a.parquet"))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", b'{"question": "q"}\n{broken\n', r"a\.jsonl:2: not JSON"),
-        ("a.jsonl", b'{"question": "q"}\n[1]\n', r"a\.jsonl:2: expected a JSON object, found list"),
-        (
-            "a.jsonl",
-            b'{"question": "q"}\n{"question": "caf\xe9"}\n',
-            r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 18\)",
-        ),
-        ("a.jsonl", b'{"question": NaN}\n', r"a\.jsonl:1: not JSON \(NaN"),
-        ("a.jsonl", b'{"question": "q", "x": [1e999]}\n', r"a\.jsonl:1: not JSON \(1e999 is out of range"),
-        ("a.jsonl", b'{"question": "\\ud83d"}\n', r"a\.jsonl:1: unpaired surrogate"),
-        ("a.csv", b"question,question\nq,1\n", r"a\.csv:1: the header has the column 'question' twice"),
-        ("a.jsonl", b'{"inputs": 3}\n', r"a\.jsonl:1: inputs='3' must be an object with the task's inputs"),
-        ("a.jsonl", b'{"answer": "4"}\n', r"a\.jsonl:1: every input is empty"),
-        ("a.jsonl", b"", r"has no tasks"),
-        ("a.csv", b"question,answer\nq,1,2\n", r"a\.csv:2: more fields"),
-        ("a.csv", b"question,answer\nq\n", r"a\.csv:2: fewer fields"),
-        ("a.parquet", b"no parquet", r"not a Parquet file"),
-        ("a.txt", b"", r"cannot tell what"),
-    ],
-)
-def test_errors_name_file_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        load_tasks(str(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "missing.jsonl",
-        "arithmetic:terms=0",
-        "arithmetic:ops=/",
-        "arithmetic:size=x",
-        "arithmetic:colour=red",
-        "arithmetic:signs=true",
-        "hf:",
-        "hf:a/b:c:d:e",
-    ],
-)
-def test_wrong_specs_are_refused(spec: str) -> None:
-    with pytest.raises(DataError):
-        load_tasks(spec)
 
 
 def test_a_hub_dataset_streams_by_name_config_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +41,8 @@ def test_a_missing_input_error_lists_the_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "q", "answer": "1"}])
     with pytest.raises(DataError, match=r"input \['question'\] is missing.*rename="):
         load_tasks(path, inputs=["question"])
-    with pytest.raises(
-        DataError, match=r"the columns are \['label', 'text'\]\. Rename"
-    ):  # a structured row, as of a dspy.Example
+    # a structured row, as of a dspy.Example
+    with pytest.raises(DataError, match=r"the columns are \['label', 'text'\]\. Rename"):
         make_task({"inputs": {"text": "q"}, "expected": {"label": "1"}}, inputs=["question"])
     assert load_tasks(path, inputs=["question"], rename={"prompt": "question"})[0].inputs == {"question": "q"}
 
@@ -127,12 +67,9 @@ def test_splits_do_not_depend_on_row_order_or_on_other_rows(tmp_path: Path) -> N
     rows = questions(200)
     splits = load_splits(write(tmp_path / "a.jsonl", rows))
     half = load_splits(write(tmp_path / "b.jsonl", rows[100:][::-1]))
-    where = {task.id: name for name in ("train", "val", "gate") for task in getattr(splits, name)} | {
-        t.id: "test" for t in splits.unseal()
-    }
-    for name in ("train", "val", "gate"):
-        assert all(where[task.id] == name for task in getattr(half, name))
-    assert all(where[task.id] == "test" for task in half.unseal())
+    where = {task.id: name for name, tasks in splits.parts().items() for task in tasks}
+    for name, tasks in half.parts().items():
+        assert all(where[task.id] == name for task in tasks)
 
 
 def test_shares_are_about_40_20_20_20() -> None:
@@ -167,11 +104,9 @@ def test_a_limit_keeps_the_first_rows_of_a_task_and_their_ids(tmp_path: Path) ->
 
 
 def test_a_column_that_is_not_an_output_makes_no_contradiction(tmp_path: Path) -> None:
-    rows = [
-        {"ticket": f"T{at}", **row}
-        for at, row in enumerate([*questions(50), *questions(2), {"question": "q5", "answer": "other"}])
-    ]
-    splits = load_splits(write(tmp_path / "a.jsonl", rows), inputs=["question"])
+    rows = [*questions(50), *questions(2), {"question": "q5", "answer": "other"}]
+    tickets = [{"ticket": f"T{at}", **row} for at, row in enumerate(rows)]
+    splits = load_splits(write(tmp_path / "a.jsonl", tickets), inputs=["question"])
     assert counts(splits) == (3, 3)  # no output is known
     splits.outputs = frozenset({"answer", "reasoning"})
     assert counts(splits) == (3, 1)
@@ -186,24 +121,10 @@ def counts(splits: Splits) -> tuple[int, int]:
     return repeated["count"], repeated["contradictions"]
 
 
-def test_two_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
-    rows = [{"id": "same", **row} for row in questions(40)]
-    with pytest.raises(DataError, match="the id 'same'"):
-        load_splits(write(tmp_path / "a.jsonl", rows))
-
-
-def test_the_test_split_is_sealed_until_it_is_opened() -> None:
-    splits = load_splits("arithmetic:size=60")
-    with pytest.raises(SealedSplit):
-        _ = splits.test
-    assert splits.unseal() == splits.test
-
-
 def test_a_file_may_name_its_splits(tmp_path: Path) -> None:
     names = ["Train", "validation ", "gate", "TEST"]
-    splits = load_splits(
-        write(tmp_path / "a.jsonl", [{**row, "split": names[i % 4]} for i, row in enumerate(questions(8))])
-    )
+    rows = [{**row, "split": names[i % 4]} for i, row in enumerate(questions(8))]
+    splits = load_splits(write(tmp_path / "a.jsonl", rows))
     assert splits.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
     with pytest.raises(DataError, match=":1: the split 'holdout' does not exist"):
         load_splits(write(tmp_path / "b.jsonl", [{**questions(1)[0], "split": "holdout"}]))
@@ -220,23 +141,6 @@ def test_a_limit_keeps_the_share_of_every_type(tmp_path: Path) -> None:
     assert [task.task_type for task in splits.val].count("rare") == 5
 
 
-def test_arithmetic_is_right_and_never_repeats() -> None:
-    tasks = load_tasks("arithmetic:ops=+-*&signs=1&size=300&seed=4")
-    assert len({task.key for task in tasks}) == 300
-    for task in tasks:
-        assert eval(task.metadata["expression"]) == int(task.expected["answer"])
-    assert load_tasks("arithmetic:size=20&seed=1") == load_tasks("arithmetic:size=20&seed=1")
-    assert load_tasks("arithmetic:size=20&seed=1") != load_tasks("arithmetic:size=20&seed=2")
-
-
-def test_reasoning_gym_families_load() -> None:
-    pytest.importorskip("reasoning_gym")
-    task = load_tasks("reasoning_gym:chain_sum?size=3&seed=1&min_terms=2&max_terms=3")[0]
-    assert eval(task.metadata["expression"]) == int(task.expected["answer"])
-    with pytest.raises(DataError, match="no task family 'chain_sums'"):
-        load_tasks("reasoning_gym:chain_sums")
-
-
 @given(st.dictionaries(st.text(min_size=1), st.one_of(st.text(), st.integers(), st.booleans(), st.none()), min_size=1))
 def test_any_json_inputs_make_a_task_or_a_clear_error(inputs: dict[str, object]) -> None:
     try:
@@ -251,7 +155,7 @@ def test_any_json_inputs_make_a_task_or_a_clear_error(inputs: dict[str, object])
 def test_many_lines_take_constant_memory(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl"
     with open(path, "w") as file:
-        for i in range(100_000):
+        for i in range(60_000):
             file.write(f'{{"question": "q{i}", "answer": "{i}"}}\n')
     code = (
         "import resource; from assay.datasets import load_splits\n"
@@ -262,8 +166,8 @@ def test_many_lines_take_constant_memory(tmp_path: Path) -> None:
     grown, rows, train = map(
         int, subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
-    assert (rows, train) == (100_000, 1000)
-    assert grown < 30_000, f"{grown} kB"
+    assert (rows, train) == (60_000, 1000)
+    assert grown < 18_000, f"{grown} kB"
 
 
 def test_a_task_named_in_two_splits_stays_in_the_first_for_any_limit(tmp_path: Path) -> None:
@@ -287,34 +191,18 @@ def test_renaming_a_missing_column_or_onto_an_existing_one_is_refused(
         load_splits(spec, rename=rename)
 
 
-def test_a_null_output_is_not_an_expected_output() -> None:
-    assert make_task({"text": "a", "label": None}).expected == {}
-    assert make_task({"inputs": {"text": "a"}, "expected": {"label": None, "date": ""}}).expected == {"date": ""}
+OWNER = {"tenant": "t1", "data_subject": "s1", "consent": "no"}
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        {"question": "q", "answer": "a", "tenant": "t1", "data_subject": "s1", "consent": "no"},
-        {
-            "inputs": {"question": "q"},
-            "expected": {"answer": "a"},
-            "tenant": "t1",
-            "data_subject": "s1",
-            "consent": "no",
-        },
-        {"question": "q", "answer": "a", "tenant": "t1", "metadata": {"data_subject": "s1", "consent": "no"}},
+        {"question": "q", "answer": "a", **OWNER},
+        {"inputs": {"question": "q"}, "expected": {"answer": "a"}, **OWNER},
+        {"question": "q", "answer": "a", "metadata": OWNER},
     ],
 )
 @pytest.mark.parametrize("inputs", [None, {"question"}])
 def test_owner_columns_are_metadata_and_not_inputs(row: dict[str, Any], inputs: set[str] | None) -> None:
     task = make_task(row, inputs=inputs)
-    assert dict(task.inputs) == {"question": "q"}
-    assert dict(task.expected) == {"answer": "a"}
-    assert dict(task.metadata) == {"tenant": "t1", "data_subject": "s1", "consent": "no"}
-
-
-def test_an_input_named_tenant_is_also_the_owner() -> None:
-    task = make_task({"question": "q", "tenant": "t1", "answer": "a"}, inputs={"question", "tenant"})
-    assert dict(task.inputs) == {"question": "q", "tenant": "t1"}
-    assert task.metadata["tenant"] == "t1"
+    assert (task.inputs, task.expected, task.metadata) == ({"question": "q"}, {"answer": "a"}, OWNER)

@@ -36,10 +36,6 @@ def rubric(tmp_path: Path) -> Rubric:
     return load_rubric(tmp_path / "repair.yaml")
 
 
-def test_the_smallest_fix_gets_the_full_score(rubric: Rubric) -> None:
-    assert rubric.score(TASK, {"code": FIXED}).value == 1.0
-
-
 def test_an_unnecessary_edit_is_named_in_the_feedback(rubric: Rubric) -> None:
     result = rubric.score(TASK, {"code": WIDE})
     assert result.value == pytest.approx((3 + 0.5 + 1) / 5)  # 2 statements changed, 1 needed: 1/2
@@ -52,20 +48,12 @@ def test_a_hack_is_named_in_the_feedback_with_line_and_rule(rubric: Rubric) -> N
     assert "line 2: the result 51 of a visible test is written into the code (hard_coded_result)" in result.feedback
 
 
-def test_a_failing_edit_is_not_graded_by_its_size(rubric: Rubric) -> None:
-    assert rubric.score(TASK, {"code": BROKEN}).value == 0.0
-
-
 def test_without_a_reference_the_smallest_passing_edit_of_the_group_is_it(rubric: Rubric) -> None:
+    assert (rubric.score(TASK, {"code": FIXED}).value, rubric.score(TASK, {"code": BROKEN}).value) == (1.0, 0.0)
     results = rubric.score_group(BARE, [{"code": code} for code in (WIDE, FIXED, BROKEN)])
     assert [result.grades["minimal_diff"] for result in results[:2]] == [0.5, 1.0]
     assert math.isnan(results[2].grades["minimal_diff"])  # smaller, but it does not pass
     assert [result.coverage for result in results] == [1.0] * 3
-
-
-def test_one_passing_edit_of_a_group_is_the_smallest(rubric: Rubric) -> None:
-    results = rubric.score_group(BARE, [{"code": WIDE}, {"code": BROKEN}])
-    assert results[0].grades["minimal_diff"] == 1.0
 
 
 def test_without_a_reference_a_single_edit_is_unscored(rubric: Rubric) -> None:

@@ -25,16 +25,17 @@ def field(name: str) -> Any:
     return check
 
 
+def graded(name: str, when: str | None = None, **options: Any) -> Criterion:
+    """A criterion whose grade is the prediction's field of its name."""
+    return Criterion(name=name, check=field(name), when=when, **options)
+
+
 def rubric(*criteria: Criterion, **options: Any) -> Rubric:
-    return Rubric(
-        "r",
-        [Criterion(name="right", weight=4, check=field("right"), essential=Essential(cap=0.5)), *criteria],
-        **options,
-    )
+    return Rubric("r", [graded("right", weight=4, essential=Essential(cap=0.5)), *criteria], **options)
 
 
-def short(**options: Any) -> Criterion:
-    return Criterion(name="short", check=field("short"), when="right", **options)
+def score(scoring: Rubric, **grades: float | None) -> Any:
+    return scoring.score(TASK, grades)
 
 
 def advantages(scores: Sequence[float]) -> list[float]:
@@ -49,98 +50,59 @@ def advantages(scores: Sequence[float]) -> list[float]:
 
 def test_length_does_not_affect_wrong_answers_in_the_shipped_rubric() -> None:
     scoring = load_rubric("math_qa")
-    answers = ["7", "7", f"7 {LONG}", f"7 {LONG}"]
-    scores = [
-        scoring.score(TASK, {"answer": answer, "steps": [{"tool": "calculator", "error": None}]}, None).value
-        for answer in answers
-    ]
-    assert (
-        scores == [pytest.approx(0.2)] * 4
-    )  # (4*0 + 1*1) / 5; without `when` the long ones lose 1/5 and the group gets +-1.15
+    steps = [{"tool": "calculator", "error": None}]
+    answers = ("7", "7", f"7 {LONG}", f"7 {LONG}", "12", f"12 {LONG}")
+    *scores, brief, long = (scoring.score(TASK, {"answer": answer, "steps": steps}).value for answer in answers)
+    # (4*0 + 1*1) / 5; without `when` the long ones lose 1/5 and the group gets +-1.15
+    assert scores == [pytest.approx(0.2)] * 4
     assert advantages(scores) == [0.0] * 4
-    right = [
-        scoring.score(TASK, {"answer": text, "steps": [{"tool": "calculator", "error": None}]}).value
-        for text in ("12", f"12 {LONG}")
-    ]
-    assert right == [1.0, pytest.approx(0.8)]  # (4 + 1 - 1) / 5: among right answers length still counts
+    assert [brief, long] == [1.0, pytest.approx(0.8)]  # (4 + 1 - 1) / 5: among right answers length still counts
 
 
 def test_a_criterion_counts_only_where_its_condition_passed() -> None:
-    scoring = rubric(short(weight=1))
-    assert scoring.score(TASK, {"right": 1.0, "short": 1.0}).value == 1.0  # (4 + 1) / 5
-    assert scoring.score(TASK, {"right": 1.0, "short": 0.0}).value == pytest.approx(0.8)  # 4 / 5
-    result = scoring.score(TASK, {"right": 0.0, "short": 1.0})
-    assert result.value == 0.0  # (4 * 0) / 5, and not 1 / 5
-    assert result.coverage == 1.0  # that it does not apply is not a gap
+    scoring = rubric(graded("short", "right"))
+    assert score(scoring, right=1.0, short=1.0).value == 1.0  # (4 + 1) / 5
+    assert score(scoring, right=1.0, short=0.0).value == pytest.approx(0.8)  # 4 / 5
+    result = score(scoring, right=0.0, short=1.0)
+    assert (result.value, result.coverage) == (0.0, 1.0)  # (4 * 0) / 5, and not 1 / 5; not to apply is no gap
     assert [verdict.applies for verdict in result.verdicts] == [True, False]
     assert "short (weight 1) counts only where right passes" in result.feedback
 
 
-def test_passing_the_condition_never_lowers_a_score_by_a_criterion_that_earns() -> None:
-    style = Criterion(name="style", weight=3, check=field("style"))
-    scoring = rubric(style, short(weight=2))
-    low, high = (scoring.score(TASK, {"right": right, "style": 1.0, "short": 0.0}).value for right in (0.0, 1.0))
-    assert low == pytest.approx(3 / 9)
-    assert high == pytest.approx(7 / 9)
-
-
 def test_an_unscored_condition_leaves_the_criterion_unscored() -> None:
-    unknown = Criterion(name="polite", weight=1, check=field("polite"))
-    scoring = Rubric(
-        "r",
-        [
-            Criterion(name="base", weight=1, check=field("base")),
-            unknown,
-            Criterion(name="kind", weight=-1, check=field("kind"), when="polite"),
-        ],
-    )
-    result = scoring.score(TASK, {"base": 1.0, "polite": None, "kind": 1.0})
-    assert result.value == 1.0
-    assert result.coverage == pytest.approx(1 / 3)
+    scoring = Rubric("r", [graded("base"), graded("polite"), graded("kind", "polite", weight=-1)])
+    result = score(scoring, base=1.0, polite=None, kind=1.0)
+    assert (result.value, result.coverage) == (1.0, pytest.approx(1 / 3))
     assert "polite is unscored" in result.verdicts[2].reason
 
 
 def test_passing_is_pass_at_of_an_essential_criterion_or_one_half() -> None:
-    gates = {"a": Essential(pass_at=0.9, cap=1), "b": None}
-    for name, essential in gates.items():
-        scoring = Rubric(
-            "r",
-            [
-                Criterion(name=name, check=field("gate"), essential=essential),
-                Criterion(name="x", check=field("x"), when=name),
-            ],
-        )
-        passes = [scoring.score(TASK, {"gate": grade, "x": 1.0}).verdicts[1].applies for grade in (0.4, 0.5, 0.89, 0.9)]
-        assert passes == ([False, False, False, True] if essential else [False, True, True, True])
+    for essential, expected in (
+        (Essential(pass_at=0.9, cap=1), [False, False, False, True]),
+        (None, [False, True, True, True]),
+    ):
+        scoring = Rubric("r", [graded("gate", essential=essential), graded("x", "gate")])
+        passes = [score(scoring, gate=grade, x=1.0).verdicts[1].applies for grade in (0.4, 0.5, 0.89, 0.9)]
+        assert passes == expected
 
 
 def test_conditions_may_depend_on_conditions_in_any_order() -> None:
-    scoring = Rubric(
-        "r",
-        [
-            Criterion(name="c", check=field("c"), when="b"),
-            Criterion(name="b", check=field("b"), when="a"),
-            Criterion(name="a", check=field("a")),
-        ],
-    )
-    assert scoring.score(TASK, {"a": 1.0, "b": 1.0, "c": 1.0}).value == 1.0
-    assert [v.applies for v in scoring.score(TASK, {"a": 0.0, "b": 1.0, "c": 1.0}).verdicts] == [False, False, True]
+    scoring = Rubric("r", [graded("c", "b"), graded("b", "a"), graded("a")])
+    assert score(scoring, a=1.0, b=1.0, c=1.0).value == 1.0
+    assert [v.applies for v in score(scoring, a=0.0, b=1.0, c=1.0).verdicts] == [False, False, True]
 
 
 def test_a_judge_is_not_called_if_its_criterion_does_not_apply() -> None:
     requests = []
 
-    class Counting:
-        def __call__(self, criterion: Criterion) -> Any:
-            def decide(task: Any, prediction: Any, rollout: Any) -> Grade:
-                requests.append(prediction["right"])
-                return Grade(value=1.0)
+    def decide(task: Any, prediction: Any, rollout: Any) -> Grade:
+        requests.append(prediction["right"])
+        return Grade(value=1.0)
 
-            return decide
-
-    scoring = rubric(Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), when="right"), resolver=Counting())
+    judged = Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), when="right")
+    scoring = rubric(judged, resolver=lambda criterion: decide)
     for right in (0.0, 1.0):
-        scoring.score(TASK, {"right": right})
+        score(scoring, right=right)
     assert requests == [1.0]
 
 
@@ -155,28 +117,18 @@ def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
             observed.append([output["name"] for output in outputs])
             return [Grade(value=1.0) for _ in outputs]
 
-    scoring = rubric(
-        Criterion(name="best", judge=JudgeSpec(text="Which is best?"), when="right"),
-        resolver=lambda criterion: Listwise(),
-    )
-    results = scoring.score_group(
-        TASK, [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
-    )
+    best = Criterion(name="best", judge=JudgeSpec(text="Which is best?"), when="right")
+    outputs = [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
+    results = rubric(best, resolver=lambda criterion: Listwise()).score_group(TASK, outputs)
     assert observed == [["a", "c"]]
     assert [result.value for result in results] == [1.0, 0.0, 1.0]
 
 
 def test_an_essential_criterion_that_does_not_apply_caps_nothing() -> None:
-    scoring = Rubric(
-        "r",
-        [
-            Criterion(name="has_source", weight=0, check=field("has")),
-            Criterion(name="clear", check=field("clear")),
-            Criterion(name="source_right", check=field("right"), essential=Essential(cap=0), when="has_source"),
-        ],
-    )
-    assert scoring.score(TASK, {"has": 0.0, "clear": 1.0, "right": 0.0}).value == 0.5  # 1 / 2, not capped
-    assert scoring.score(TASK, {"has": 1.0, "clear": 1.0, "right": 0.0}).value == 0.0
+    source_right = graded("source_right", "has_source", essential=Essential(cap=0))
+    scoring = Rubric("r", [graded("has_source", weight=0), graded("clear"), source_right])
+    assert score(scoring, has_source=0.0, clear=1.0, source_right=0.0).value == 0.5  # 1 / 2, not capped
+    assert score(scoring, has_source=1.0, clear=1.0, source_right=0.0).value == 0.0
 
 
 def test_step_criteria_may_depend_on_final_ones_and_on_each_other() -> None:
@@ -207,8 +159,8 @@ def test_step_criteria_may_depend_on_final_ones_and_on_each_other() -> None:
 
 
 def test_means_are_over_the_runs_to_which_the_criterion_applied() -> None:
-    scoring = rubric(short(weight=1))
-    results = [scoring.score(TASK, {"right": right, "short": 1.0}) for right in (0.0, 1.0)]
+    scoring = rubric(graded("short", "right"))
+    results = [score(scoring, right=right, short=1.0) for right in (0.0, 1.0)]
     assert mean_result(results).grades["short"] == 1.0
     assert math.isnan(mean_result(results[:1]).grades["short"])
 
@@ -216,23 +168,11 @@ def test_means_are_over_the_runs_to_which_the_criterion_applied() -> None:
 @pytest.mark.parametrize(
     ("criteria", "message"),
     [
-        (
-            [short(weight=1), Criterion(name="x", check=field("x"), when="rihgt")],
-            "names no criterion.*Did you mean 'right'",
-        ),
-        ([Criterion(name="x", check=field("x"), when="x")], "is part of a cycle"),
-        (
-            [Criterion(name="x", check=field("x"), when="y"), Criterion(name="y", check=field("y"), when="x")],
-            "x -> y -> x",
-        ),
-        (
-            [Criterion(name="x", weight=-1, check=field("x")), Criterion(name="y", check=field("y"), when="x")],
-            "is a pitfall",
-        ),
-        (
-            [Criterion(name="x", scope="step", check=field("x")), Criterion(name="y", check=field("y"), when="x")],
-            "has scope 'step'",
-        ),
+        ([graded("x", "rihgt")], "names no criterion.*Did you mean 'right'"),
+        ([graded("x", "x")], "is part of a cycle"),
+        ([graded("x", "y"), graded("y", "x")], "x -> y -> x"),
+        ([graded("x", weight=-1), graded("y", "x")], "is a pitfall"),
+        ([graded("x", scope="step"), graded("y", "x")], "has scope 'step'"),
     ],
 )
 def test_wrong_conditions_are_refused(criteria: list[Criterion], message: str) -> None:

@@ -24,6 +24,10 @@ TASK = make_task(
 )
 
 
+def said(*contents: str) -> list[dict[str, str]]:
+    return [{"role": "agent" if at % 2 else "user", "content": content} for at, content in enumerate(contents)]
+
+
 def grade(check: Any, prediction: dict[str, Any], **arguments: Any) -> float:
     return check(TASK, prediction, None, **arguments).value
 
@@ -54,27 +58,19 @@ def test_turns_above_the_needed_number_cost() -> None:
     assert grade(turns_used, {"messages": messages * 3}, budget=3) == 0
 
 
+SIGNALS = {
+    "repeated": user_repeated, "corrected": user_corrected, "escalated": user_escalated, "gave_up": user_gave_up
+}  # fmt: skip
 MESSAGES = ("I want to book a table for Friday evening.", "My number is 555-1234.")
 
 
 def after(text: str) -> dict[str, float]:
     """Grades of the second reply, which the user answers with `text`."""
-    messages = [
-        {"role": "user", "content": MESSAGES[0]},
-        {"role": "agent", "content": "Your number?"},
-        {"role": "user", "content": MESSAGES[1]},
-        {"role": "agent", "content": "How many people?"},
-        {"role": "user", "content": text},
-    ]
+    messages = said(MESSAGES[0], "Your number?", MESSAGES[1], "How many people?", text)
     rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 2], [2, 4]]})
     rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(4)]
-    names = {
-        "repeated": user_repeated,
-        "corrected": user_corrected,
-        "escalated": user_escalated,
-        "gave_up": user_gave_up,
-    }
-    return {name: check(TASK, {"transition": rollout.transitions[3]}, rollout).value for name, check in names.items()}
+    prediction = {"transition": rollout.transitions[3]}
+    return {name: check(TASK, prediction, rollout).value for name, check in SIGNALS.items()}
 
 
 @pytest.mark.parametrize(
@@ -122,18 +118,11 @@ def test_a_judge_grades_a_turn_with_the_users_reaction() -> None:
         predictions.append(prediction)
         return Grade(value=0.25)
 
-    texts = (("user", "Hi"), ("agent", "Yes?"), ("user", "A table."))
-    messages = [{"role": role, "content": text} for role, text in texts]
-    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 1]]})
+    rollout = Rollout(prediction={"messages": said("Hi", "Yes?", "A table."), "turn_calls": [[0, 1]]})
     rollout.transitions = [Transition(t=0, model="m", request={})]
-    rewards = Rubric(
-        "r",
-        [
-            Criterion(name="done", check=completed),
-            Criterion(name="helps", scope="step", weight=0.1, check=judged_turn(grader)),
-        ],
-    ).step_rewards(TASK, rollout)
-    assert rewards == [{"helps": pytest.approx(0.025)}]
+    helps = Criterion(name="helps", scope="step", weight=0.1, check=judged_turn(grader))
+    rubric = Rubric("r", [Criterion(name="done", check=completed), helps])
+    assert rubric.step_rewards(TASK, rollout) == [{"helps": pytest.approx(0.025)}]
     assert predictions == [{"output": "Yes?", "earlier": "Hi", "reaction": "A table."}]
 
 
@@ -141,10 +130,6 @@ USER = {
     "goal": "I want to book a table.",
     "facts": {"day": "June 4", "people": {"value": "4", "asked_by": ["guests"]}, "phone": "555 0199", "note": None},
 }
-
-
-def said(*contents: str) -> list[dict[str, str]]:
-    return [{"role": "agent" if at % 2 else "user", "content": content} for at, content in enumerate(contents)]
 
 
 @pytest.mark.parametrize(

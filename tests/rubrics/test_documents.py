@@ -35,24 +35,18 @@ SILENT = {"answer": "not in the documents", "abstained": True, "citation": None,
 RIGHT, REMOVED = task(answer="1380 metres", passages=[TEXT]), task(passages=[])
 
 
-@pytest.mark.parametrize(
-    ("expected", "answerable"),
-    [
+def test_a_task_that_does_not_say_it_is_unscored() -> None:
+    with pytest.raises(NoGrade, match=r"does not say whether the documents have the answer: give expected\.answer"):
+        abstained(task(), SILENT, None)
+    assert is_answerable(Task(id="t", inputs={"q": 1}, metadata={"answerable": True}))
+    for expected, answerable in (
         ({"answer": "x"}, True),
         ({"answer": ""}, False),
         ({"answer": "x", "source": ""}, False),
         ({"source": "a.md"}, True),
         ({"passages": []}, False),
-    ],
-)
-def test_an_empty_expectation_says_that_the_documents_have_no_answer(expected: Any, answerable: bool) -> None:
-    assert is_answerable(task(**expected)) is answerable
-
-
-def test_a_task_that_does_not_say_it_is_unscored() -> None:
-    with pytest.raises(NoGrade, match=r"does not say whether the documents have the answer: give expected\.answer"):
-        abstained(task(), SILENT, None)
-    assert is_answerable(Task(id="t", inputs={"q": 1}, metadata={"answerable": True}))
+    ):
+        assert is_answerable(task(**expected)) is answerable
 
 
 @pytest.mark.parametrize(

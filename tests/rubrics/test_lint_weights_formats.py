@@ -50,25 +50,16 @@ def always(task: Any, prediction: Any, rollout: Any, **_: Any) -> float:
         ("Do the previous steps lead there?", "unseen"),
         ("Is it better than the other outputs?", "unseen"),
         ("Is {answer} right?", "unseen"),
+        ("Is it clear?", None),
+        ("Does it weigh the pros and cons?", None),
+        ("Is the difference between cats and dogs named?", None),
+        ("Is the band named?", None),
+        ("Is it right or not?", None),
+        ("Are there one or more sources?", None),
     ],
 )
-def test_an_unsuitable_question_is_reported(text: str, rule: str) -> None:
-    assert [finding.rule for finding in lint_rubric(Rubric("r", [asks(text)]))] == [rule]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Is it clear?",
-        "Does it weigh the pros and cons?",
-        "Is the difference between cats and dogs named?",
-        "Is the band named?",
-        "Is it right or not?",
-        "Are there one or more sources?",
-    ],
-)
-def test_a_sound_question_has_no_finding(text: str) -> None:
-    assert lint_rubric(Rubric("r", [asks(text)])) == []
+def test_an_unsuitable_question_is_reported(text: str, rule: str | None) -> None:
+    assert [finding.rule for finding in lint_rubric(Rubric("r", [asks(text)]))] == ([rule] if rule else [])
 
 
 def test_the_question_of_a_referenced_judge_is_checked_if_it_can_be_read() -> None:
@@ -89,11 +80,8 @@ def test_duplicate_and_ineffective_criteria_are_reported() -> None:
             Criterion(name="f", check=lambda t, p, r: 1, weight=0.1, essential=Essential()),
         ],
     )
-    assert [(finding.criterion, finding.rule) for finding in lint_rubric(rubric)] == [
-        ("b", "duplicate"),
-        ("d", "duplicate"),
-        ("e", "weight"),
-    ]
+    findings = {finding.criterion: finding.rule for finding in lint_rubric(rubric)}
+    assert findings == {"b": "duplicate", "d": "duplicate", "e": "weight"}
 
 
 def test_shipped_rubrics_have_no_findings() -> None:
@@ -116,18 +104,6 @@ def results_of(rubric: Rubric, rows: Any) -> list[Any]:
         rubric.score({"question": "q"}, dict(zip([c.name for c in rubric.criteria], map(float, row), strict=True)))
         for row in rows
     ]
-
-
-@pytest.mark.slow
-def test_known_weights_are_recovered() -> None:
-    declared, truth = graded_rubric(a=1, b=1, c=-1), {"a": 1.6, "b": 0.4, "c": -0.8}
-    rows = np.random.default_rng(0).random((200, 3))
-    human = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
-    inside = [i for i, score in enumerate(human) if 0 < score < 1]
-    fitted = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [human[i] for i in inside])
-    assert fitted.weights == pytest.approx(truth, abs=0.02)
-    assert fitted.error_fitted < 0.01 < fitted.error_declared
-    assert {c.name: c.weight for c in fitted.rubric.criteria} == fitted.weights
 
 
 def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
@@ -211,28 +187,6 @@ def test_a_verifiers_criteria_file_is_loaded(tmp_path: Path) -> None:
     assert load_rubric(tmp_path / "r.json").criteria[0].judge == JudgeSpec(text="Good?")
 
 
-def test_verifiers_reads_the_same_file_alike(tmp_path: Path) -> None:
-    library = pytest.importorskip(
-        "verifiers.v1.judges.rubric", reason="its pins go with no environment of ours; tried with 0.4.0"
-    )
-    (tmp_path / "r.toml").write_text(VERIFIERS)
-    reference = [
-        (
-            c.name.replace(" ", "_"),
-            c.text,
-            c.weight,
-            tuple(c.choices),
-            [library.normalize_choice(choice, c.choices) for choice in c.choices],
-        )
-        for c in library.load_criteria(tmp_path / "r.toml")
-    ]
-    assay_result = [
-        (c.name, c.judge.text, c.weight, c.judge.scale, [c.judge.grade(word) for word in c.judge.scale])
-        for c in load_rubric(tmp_path / "r.toml").criteria
-    ]
-    assert assay_result == reference
-
-
 def test_healthbench_points_become_weights(tmp_path: Path) -> None:
     entries = [
         {"criterion": "Names the dose", "points": 7, "tags": ["x"]},
@@ -240,13 +194,10 @@ def test_healthbench_points_become_weights(tmp_path: Path) -> None:
         {"criterion": "Is kind", "points": 3},
     ]
     (tmp_path / "r.json").write_text(json.dumps({"prompt": [], "rubrics": entries}))
-    rubric = load_rubric(
-        tmp_path / "r.json",
-        resolver=lambda c: lambda t, p, r: Grade(value=float({"c1": True, "c2": True, "c3": False}[c.name])),
-    )
-    assert rubric.score({"question": "q"}, {"answer": "x"}).value == pytest.approx(
-        (7 - 5) / 10
-    )  # HealthBench: 2 of 10 points
+    grades = {"c1": 1.0, "c2": 1.0, "c3": 0.0}
+    rubric = load_rubric(tmp_path / "r.json", resolver=lambda c: lambda t, p, r: Grade(value=grades[c.name]))
+    # HealthBench: 2 of 10 points
+    assert rubric.score({"question": "q"}, {"answer": "x"}).value == pytest.approx((7 - 5) / 10)
     assert points_rubric(entries).criteria[1].weight == -5
 
 
@@ -276,13 +227,6 @@ def test_invalid_files_are_refused_with_the_reason(tmp_path: Path, name: str, te
 # -- rewards
 
 
-def rewarded(rubric: Rubric, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
-    options = columns.pop("options", {})
-    return asyncio.run(
-        rubric.trl_reward(**options)(prompts, completions, completion_ids=[[1]] * len(prompts), **columns)
-    )
-
-
 def test_group_judges_score_a_group_in_one_call() -> None:
     class Longest:
         def __call__(self, *_: Any) -> float:
@@ -292,10 +236,6 @@ def test_group_judges_score_a_group_in_one_call() -> None:
             best = max(len(p["answer"]) for p in predictions)
             return [Grade(value=len(p["answer"]) / best) for p in predictions]
 
-    result = rewarded(
-        Rubric("r", [Criterion(name="a", check=Longest())]),
-        ["p", "q", "p", "q"],
-        ["xx", "x", "xxxx", "xx"],
-        options={"group": True},
-    )
+    reward = Rubric("r", [Criterion(name="a", check=Longest())]).trl_reward(group=True)
+    result = asyncio.run(reward(["p", "q", "p", "q"], ["xx", "x", "xxxx", "xx"], completion_ids=[[1]] * 4))
     assert result == [0.5, 0.5, 1.0, 1.0]

@@ -52,25 +52,23 @@ def _model() -> Any:
         yield
 
 
-def test_evaluate_divides_by_the_scored_tasks_alone() -> None:
+def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
+    raise NoGrade("the judge is away")
+
+
+def evaluated(metric: Any, count: int = N, program: Any = None, **options: Any) -> Any:
+    return dspy.Evaluate(devset=examples(count), metric=metric, num_threads=1, **options)(program or Echo())
+
+
+def test_evaluate_divides_by_the_scored_tasks_alone(tmp_path: Any) -> None:
+    metric = rubric().metric()
     for threads in (1, 4):
-        result = dspy.Evaluate(devset=examples(), metric=rubric().metric(), num_threads=threads)(Echo())
-        assert result.score == 100.0
-        scores = [score for *_, score in result.results]
-        assert [math.isnan(score) for score in scores] == [n % 3 == 0 for n in range(N)]
-        assert result.results[0][1].answer == "yes"
-
-
-def test_evaluate_is_protected_for_feedback_metrics_and_inside_user_functions(tmp_path: Any) -> None:
-    inner = rubric().metric()
-    with_feedback = dspy.Evaluate(devset=examples(), metric=rubric().metric(feedback=True), num_threads=1)(Echo())
-    wrapped = dspy.Evaluate(
-        devset=examples(), metric=lambda example, prediction: inner(example, prediction) / 2, num_threads=1
-    )(Echo())
-    assert (with_feedback.score, wrapped.score) == (100.0, 50.0)
-    many = dspy.Evaluate(devset=examples(40), metric=inner, num_threads=1, save_as_json=str(tmp_path / "rows.json"))(
-        Echo()
-    )
+        result = dspy.Evaluate(devset=examples(), metric=metric, num_threads=threads)(Echo())
+        assert (result.score, result.results[0][1].answer) == (100.0, "yes")
+        assert [math.isnan(score) for *_, score in result.results] == [n % 3 == 0 for n in range(N)]
+    assert evaluated(rubric().metric(feedback=True)).score == 100.0
+    assert evaluated(lambda example, prediction: metric(example, prediction) / 2).score == 50.0
+    many = evaluated(metric, 40, save_as_json=str(tmp_path / "rows.json"))
     assert many.score == 100.0, "14 unscored tasks are more than the ten errors at which DSPy gives up"
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert math.isnan(rows[0]["RubricMetric"])
@@ -78,11 +76,8 @@ def test_evaluate_is_protected_for_feedback_metrics_and_inside_user_functions(tm
 
 
 def test_evaluate_without_any_score_is_an_error_that_says_why() -> None:
-    def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
-        raise NoGrade("the judge is away")
-
     with pytest.raises(Unscored, match=r"(?s)none of the 15 examples could be scored.*the judge is away"):
-        dspy.Evaluate(devset=examples(), metric=rubric(unavailable).metric(), num_threads=1)(Echo())
+        evaluated(rubric(unavailable).metric())
 
 
 class Failing(Echo):
@@ -109,15 +104,10 @@ def always(task: Any, prediction: Any, rollout: Any) -> float:
 def test_server_failures_are_excluded_from_evaluate_and_program_failures_are_not(wrap: bool) -> None:
     program, metric = Failing(), rubric(always).metric()
     program.wrap = wrap
-    result = dspy.Evaluate(devset=examples(), metric=metric, num_threads=1)(program)
-    assert result.score == 90.0, "15 tasks, 5 of them unscored, 1 of the other 10 failed"
-    inside = dspy.Evaluate(
-        devset=examples(), metric=lambda example, prediction: metric(example, prediction), num_threads=1
-    )(program)
-    assert inside.score == 90.0
-    mean = dspy.Evaluate(
-        devset=examples(), metric=lambda example, prediction: prediction.get("answer") != "no", num_threads=1
-    )(program)
+    # 15 tasks, 5 of them unscored, 1 of the other 10 failed
+    assert evaluated(metric, program=program).score == 90.0
+    assert evaluated(lambda example, prediction: metric(example, prediction), program=program).score == 90.0
+    mean = evaluated(lambda example, prediction: prediction.get("answer") != "no", program=program)
     assert mean.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
 
 
@@ -126,15 +116,9 @@ def test_gepa_and_simba_exclude_server_failures() -> None:
         student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1
     )
     tasks = examples(6)
+    means = [0.75, 0.0, 1.0, 0.75, 1.0, 1.0]  # of the scored
     for capture in (False, True):
-        assert adapter.evaluate(tasks, {"say": "Say yes."}, capture_traces=capture).scores == [
-            0.75,
-            0.0,
-            1.0,
-            0.75,
-            1.0,
-            1.0,
-        ], "means of the scored"
+        assert adapter.evaluate(tasks, {"say": "Say yes."}, capture_traces=capture).scores == means
     run = INTERNALS.simba.wrap_program(Failing(), rubric(always).metric())
     assert isinstance(run(tasks[3])["score"], MissingScore)
     assert (run(tasks[1])["score"], run(tasks[2])["score"]) == (0.0, 1.0)
@@ -152,54 +136,29 @@ def test_random_search_compares_means_over_scored_tasks() -> None:
 
 def test_bootstrapping_survives_more_unscored_tasks_than_dspy_allows_errors() -> None:
     teleprompter = dspy.BootstrapFewShot(metric=rubric().metric(), max_bootstrapped_demos=30, max_errors=3)
-    assert all(
-        demo.n % 3
-        for demo in teleprompter.compile(Echo(), trainset=examples(40)).say.demos
-        if getattr(demo, "augmented", False)
-    )
+    demos = teleprompter.compile(Echo(), trainset=examples(40)).say.demos
+    assert all(demo.n % 3 for demo in demos if getattr(demo, "augmented", False))
 
 
-def mipro(metric: Any) -> dspy.MIPROv2:
-    return dspy.MIPROv2(
-        metric=metric,
-        auto=None,
-        num_candidates=2,
-        max_bootstrapped_demos=0,
-        max_labeled_demos=0,
-        num_threads=1,
-        verbose=False,
-    )
+def mipro(metric: Any, **options: Any) -> Any:
+    search = {"num_candidates": 2, "max_bootstrapped_demos": 0, "max_labeled_demos": 0}
+    optimizer = dspy.MIPROv2(metric=metric, auto=None, num_threads=1, verbose=False, **search)
+    return optimizer.compile(Echo(), trainset=examples(), valset=examples(), **options)
 
 
 def test_mipro_compares_means_over_scored_tasks() -> None:
-    best = mipro(rubric().metric()).compile(
-        Echo(), trainset=examples(), valset=examples(), num_trials=3, minibatch=True, minibatch_size=8
-    )
+    best = mipro(rubric().metric(), num_trials=3, minibatch=True, minibatch_size=8)
     assert best.score == 100.0
     assert {entry["score"] for entry in best.mb_candidate_programs + best.candidate_programs} == {100.0}
+    with pytest.raises(Unscored):  # an evaluation without a score is not 0
+        mipro(rubric(unavailable).metric(), num_trials=2, minibatch=False)
 
 
-def test_mipro_does_not_score_an_unscored_evaluation_0() -> None:
-    def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
-        raise NoGrade("the judge is away")
-
-    with pytest.raises(Unscored):
-        mipro(rubric(unavailable).metric()).compile(
-            Echo(), trainset=examples(), valset=examples(), num_trials=2, minibatch=False
-        )
-
-
-def gepa(metric: Any, **options: Any) -> dspy.GEPA:
+def gepa(metric: Any, **options: Any) -> Any:
     proposer = scripted_lm(lambda request: '{"new_instruction": "Say yes at once."}')
-    return dspy.GEPA(
-        metric=metric,
-        reflection_lm=proposer,
-        max_metric_calls=60,
-        num_threads=1,
-        track_stats=True,
-        use_merge=False,
-        **options,
-    )
+    options |= {"max_metric_calls": 60, "num_threads": 1, "track_stats": True, "use_merge": False}
+    optimizer = dspy.GEPA(metric=metric, reflection_lm=proposer, **options)
+    return optimizer.compile(Echo(), trainset=examples(), valset=examples(6))
 
 
 @pytest.mark.parametrize("feedback", [True, False])
@@ -211,9 +170,7 @@ def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.Monkey
         "build_program",
         lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1],
     )
-    report = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
-        Echo(), trainset=examples(), valset=examples(6)
-    )
+    report = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False)
     scores = [score for by_task in report.detailed_results.val_subscores for score in by_task.values()]
     assert any("at once" in candidate["say"] for candidate in proposed), "GEPA reflected on batches with unscored tasks"
     assert set(scores) == {1.0}, "all that is scored is 1, so a task that is not stands nowhere as anything else"
@@ -239,7 +196,7 @@ def test_gepa_ends_if_the_judge_is_unavailable() -> None:
         return 0.5
 
     with pytest.raises(Unscored, match=r"(?s)in 5 consecutive batches.*the judge is away"):
-        gepa(rubric(dying).metric(feedback=True)).compile(Echo(), trainset=examples(), valset=examples(6))
+        gepa(rubric(dying).metric(feedback=True))
 
 
 def test_simba_gives_an_unscored_run_the_mean_of_the_same_example(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +231,11 @@ def test_user_metrics_are_unchanged() -> None:
     assert result.score == round(100 * (5 * 0.25 + 10) / N, 2)
     assert result.results[0][2] == 0.25
     assert observed == [raising]
-    nothing = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: math.nan, num_threads=1)(Echo())
-    assert math.isnan(nothing.score), "a NaN of somebody else's metric stays one"
+    assert math.isnan(evaluated(lambda example, prediction: math.nan).score), (
+        "a NaN of somebody else's metric stays one"
+    )
     with pytest.raises(Exception, match="cancelled"):
-        dspy.Evaluate(devset=examples(), metric=raising, num_threads=1, max_errors=3)(Echo())
+        evaluated(raising, max_errors=3)
 
 
 def test_predictor_level_feedback_has_no_score() -> None:

@@ -30,21 +30,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_path_scores_without_its_judge(judging: str, more: dict[str, Any]) -> None:
     if judging == "overall" and more:
         pytest.skip("overall merges judges, which have no condition and a weight above 0")
-    criteria = [
-        Criterion(name="same", check=exact),
-        Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), **more),
-    ]
-    if judging == "together":
-        rubric = Rubric("r", criteria, judging=judging, resolver=assay.load_rubric("r.yaml").resolver)
-    else:
-        rubric = Rubric("r", criteria, judging=judging)
+    clear = Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), **more)
+    resolver = assay.load_rubric("r.yaml").resolver if judging == "together" else None
+    rubric = Rubric("r", [Criterion(name="same", check=exact), clear], judging=judging, resolver=resolver)
+    example = dspy.Example(question="1+1", answer="2").with_inputs("question")
     for score in (
         lambda: rubric.score(TASK, {"answer": "2"}),
         lambda: rubric.score(TASK, None),
         lambda: rubric.score_group(TASK, [{"answer": "2"}, {"answer": "3"}]),
-        lambda: rubric.metric()(
-            dspy.Example(question="1+1", answer="2").with_inputs("question"), dspy.Prediction(answer="2")
-        ),
+        lambda: rubric.metric()(example, dspy.Prediction(answer="2")),
     ):
         with pytest.raises(ConfigError, match="overall" if judging == "overall" else "clear"):
             score()

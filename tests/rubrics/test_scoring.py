@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import dspy
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -41,9 +40,8 @@ def value(*entries: tuple[Any, ...]) -> float:
 
 def test_weights_and_pitfalls_give_the_weighted_score() -> None:
     assert value((4, 1.0), (1, 0.5)) == pytest.approx((4 * 1 + 1 * 0.5) / 5)  # 0.9
-    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx(
-        (4 * 0.5 + 1 - 1) / 5
-    )  # pitfalls do not enter the divisor
+    # pitfalls do not enter the divisor
+    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx((4 * 0.5 + 1 - 1) / 5)
     assert value((1, 0.0), (-5, 1.0)) == 0.0  # -5 / 1, clipped
 
 
@@ -61,25 +59,11 @@ def test_columns_of_a_row_that_a_criterion_or_the_prediction_names_are_expected_
         assert [one.value for one in rubric.score_group(task, [{"order_id": "A-1", "place": "Rome"}])] == [1.0]
 
 
-def test_an_input_that_the_agent_repeats_is_still_an_input() -> None:
-    tasks: list[Any] = []
-    rubric = Rubric("r", [Criterion(name="seen", check=lambda task, prediction, rollout: tasks.append(task) or True)])
-    rubric.score({"question": "2 + 2?", "answer": "4"}, {"question": "2 + 2?", "answer": "4"})
-    assert dict(tasks[0].inputs) == {"question": "2 + 2?"}
-
-
 def test_an_essential_criterion_caps_the_score() -> None:
     essential = Essential(pass_at=1, cap=0.5)
     assert value((1, 0.9, essential), (9, 1.0)) == 0.5  # (0.9 + 9) / 10 = 0.99, capped
     assert value((1, 1.0, essential), (9, 1.0)) == 1.0
     assert value((9, 0.0, essential), (1, 1.0)) == pytest.approx(0.1)  # a cap does not lift
-
-
-def test_unscored_criteria_are_excluded_from_the_sum_and_counted() -> None:
-    result = rubric((4, math.nan), (1, 0.5), (2, None)).score(TASK, {"answer": "x"})
-    assert result.value == pytest.approx(0.5)  # 1 * 0.5 / 1
-    assert result.coverage == pytest.approx(1 / 3)
-    assert "c0 could not be decided" in result.feedback
 
 
 def test_an_unscored_essential_or_nothing_scored_is_nan() -> None:
@@ -114,12 +98,6 @@ def test_the_agents_own_failure_is_zero_with_a_flag(prediction: Any) -> None:
     assert result.failed
 
 
-def test_an_infrastructure_failure_is_unscored() -> None:
-    result = rubric((1, 1.0)).score(TASK, Failed("server down", by_agent=False))
-    assert math.isnan(result.value)
-    assert result.coverage == 0.0
-
-
 @given(st.lists(st.tuples(st.floats(-10, 10), st.one_of(st.none(), st.floats(0, 1))), min_size=1, max_size=8))
 def test_any_score_is_in_range_or_nan(entries: list[tuple[float, float | None]]) -> None:
     if not any(weight > 0 for weight, _ in entries):
@@ -141,11 +119,6 @@ def test_the_metric_is_a_number_a_bool_or_feedback_and_never_nan() -> None:
     assert "c0" in feedback.feedback
     with pytest.raises(Unscored):
         unscored.metric()(example, dspy.Prediction(answer="4"))
-
-
-def test_versions_follow_the_content() -> None:
-    assert rubric((1, 1.0)).version == rubric((1, 1.0)).version
-    assert rubric((1, 1.0)).version != rubric((2, 1.0)).version
 
 
 def test_any_callable_is_a_check_with_a_version() -> None:
@@ -199,14 +172,8 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a", check=gives(1), essential=True), "essential=True must be an Essential"),  # type: ignore[arg-type]
         (lambda: JudgeSpec(text="ok?", scale="yes"), "scale='yes' must be a tuple or list of strings"),  # type: ignore[arg-type]
         (lambda: JudgeSpec(text="ok?", scale=(1, 2)), r"scale=\(1, 2\) must be a tuple or list of strings"),  # type: ignore[arg-type]
-        (
-            lambda: Criterion(name="a", check=checks.token_use, arguments={"budget": 0}),
-            "budget: must be",
-        ),
-        (
-            lambda: Criterion(name="a", check=checks.token_use),
-            r"set arguments=\{'budget': …\}",
-        ),
+        (lambda: Criterion(name="a", check=checks.token_use, arguments={"budget": 0}), "budget: must be"),
+        (lambda: Criterion(name="a", check=checks.token_use), r"set arguments=\{'budget': …\}"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": -1}), "tolerance: must be"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": "abc"}), "tolerance: must be"),
         (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a non-empty list"),
@@ -233,11 +200,8 @@ def test_tool_calls_are_read_from_the_rollout_or_the_steps() -> None:
     from assay.rubrics import load_rubric
 
     shipped = load_rubric("math_qa")
-    used = Rollout(
-        transitions=[
-            Transition(t=0, model="m", request={}, tools=[ToolCall(name="calculator", arguments={}, result="4")])
-        ]
-    )
+    calculator = ToolCall(name="calculator", arguments={}, result="4")
+    used = Rollout(transitions=[Transition(t=0, model="m", request={}, tools=[calculator])])
     assert shipped.score(TASK, {"answer": "4"}, used).value == 1.0
     assert shipped.score(TASK, {"answer": "4", "steps": []}).value == pytest.approx(4 / 5)  # right, without the tool
     wrong = shipped.score(TASK, {"answer": "5"}, used)  # (0 + 1) / 5 = 0.2, under the cap of 0.5
@@ -270,34 +234,15 @@ def test_an_empty_answer_is_right_if_nothing_is_expected() -> None:
     ],
 )
 def test_the_answer_0_is_an_answer(check: Any, with_: dict[str, Any]) -> None:
-    assert (
-        Rubric("r", [Criterion(name="c", check=check, arguments=with_)]).score({"question": "?"}, {"answer": 0}).value
-        == 1.0
-    )
-
-
-@pytest.mark.parametrize("value", [np.bool_(True), np.int64(1), np.float32(1.0)])
-def test_numpy_scalars_are_grades(value: Any) -> None:
-    assert Rubric("r", [Criterion(name="c", check=gives(value))]).score({"question": "?"}, {"answer": 0}).value == 1.0
-
-
-def test_the_version_is_computed_once() -> None:
-    rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
-    first = rubric.version
-    assert rubric.version is first  # it hashes the checks' source: 1.3 ms, and it is read once a rollout
+    rubric = Rubric("r", [Criterion(name="c", check=check, arguments=with_)])
+    assert rubric.score({"question": "?"}, {"answer": 0}).value == 1.0
 
 
 def test_numpy_numbers_and_truth_values_are_grades() -> None:
     import numpy as np
 
     for value, grade in ((np.bool_(True), 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.float64("nan"), None)):
-        assert (
-            Rubric("r", [Criterion(name="ok", check=lambda *_, v=value: v)])
-            .score({"inputs": {"q": 1}}, "x")
-            .verdicts[0]
-            .grade
-            == grade
-        )
+        assert rubric((1, value), (1, 1.0)).score(TASK, {"answer": "x"}).verdicts[0].grade == grade
 
 
 class Ends:
@@ -336,9 +281,8 @@ def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() 
     def check(*_: Any) -> float:
         raise KeyboardInterrupt
 
-    score = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
-        TASK, {"answer": "x"}
-    )
+    criteria = [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]
+    score = Rubric("r", criteria).score(TASK, {"answer": "x"})
     assert (score.verdicts[0].grade, score.value) == (None, 1.0)
     assert "KeyboardInterrupt" in score.verdicts[0].reason
 

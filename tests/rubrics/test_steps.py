@@ -170,19 +170,10 @@ def test_steps_beyond_the_needed_number_earn_no_shortening_reward() -> None:
 
 
 def test_a_recorded_schema_is_neither_fetched_nor_executed() -> None:
-    run = rollout(
-        turn(
-            0,
-            call({"expression": "1"}),
-            request={"tools": [{"name": "calculator", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}]},
-        )
-    )
-    assert graded(steps.eligible, run, 0) == 1
     slow = {"type": "object", "properties": {"expression": {"pattern": "(1+)+$"}}}
-    run = rollout(
-        turn(0, call({"expression": "1" * 60 + "+1"}), request={"tools": [{"name": "calculator", "parameters": slow}]})
-    )
-    assert graded(steps.eligible, run, 0) == 1
+    for schema, expression in (({"$ref": "http://127.0.0.1:9/schema"}, "1"), (slow, "1" * 60 + "+1")):
+        offered = {"tools": [{"name": "calculator", "parameters": schema}]}
+        assert graded(steps.eligible, rollout(turn(0, call({"expression": expression}), request=offered)), 0) == 1
     request = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
     assert graded(steps.parsed, rollout(turn(0, output="not json", request=request)), 0) == 0
 

@@ -9,7 +9,7 @@ import pytest
 from assay.datasets import Task
 from assay.errors import RubricError
 from assay.programs.sandbox import available
-from assay.rubrics import Criterion, Rubric, load_rubric
+from assay.rubrics import Criterion, Rubric
 from assay.rubrics.code import checks as tested
 from assay.rubrics.criteria import NoGrade
 
@@ -91,12 +91,3 @@ def test_tasks_without_tests_are_unscored(fields: dict[str, Any]) -> None:
 def test_wrong_arguments_are_refused_when_the_rubric_is_made(arguments: dict[str, Any]) -> None:
     with pytest.raises(RubricError):
         Criterion(name="tests_pass", check=tested.tests_pass, arguments=arguments)
-
-
-@needs_sandbox
-def test_tests_pass_is_a_shipped_check_of_rubric_files(own_folder: Path) -> None:
-    Path("r.yaml").write_text(
-        "name: code\ncriteria:\n  - {name: tests_pass, check: tests_pass, with: {timeout_s: 10, memory_mb: 256}}\n"
-    )
-    score = load_rubric("r.yaml").score(task(), {"code": "def double(x):\n    return x + x"})
-    assert score.value == 1.0

@@ -30,23 +30,36 @@ def turn(t: int, ask: str, answer: str, **options: Any) -> Transition:
     )
 
 
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+    },
+}
+
+
+def tool_call(name: str, arguments: dict[str, Any], call_id: str = "c") -> dict[str, Any]:
+    """The message of an assistant that calls a tool."""
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def tool_turn(t: int, messages: list[dict[str, Any]], answer: dict[str, Any], tools: Any = (ADD,)) -> Transition:
+    """A call that offers tools, with a message of the assistant as its answer."""
+    request = {"dialect": "chat", "body": {"model": "m", "messages": messages, "tools": list(tools)}}
+    response = {"body": {"choices": [{"message": answer}]}}
+    return Transition(t=t, model="m", request=request, response=response, output=answer.get("content") or "")
+
+
 def add_rollout(store: Store, *turns: Transition, **options: Any) -> Rollout:
     task = options.pop("task", "t1")
     fields = {
-        "run_id": "r",
-        "task_id": task,
-        "group_id": task,
-        "status": "done",
-        "program": "p",
-        "program_version": "v",
-        "model": "m",
-        "score": 1.0,
-        "split": "train",
-        "inputs": {"question": task},
-        "expected": {"answer": "7"},
-        "rubric": "r@1",
-        **options,
-    }
+        "run_id": "r", "task_id": task, "group_id": task, "split": "train", "status": "done", "program": "p",
+        "program_version": "v", "model": "m", "inputs": {"question": task}, "expected": {"answer": "7"},
+        "rubric": "r@1", "score": 1.0, **options,
+    }  # fmt: skip
     rollout = Rollout(transitions=list(turns), **fields)
     if rollout.split in ("train", "val"):  # as a file that names splits would: else the hash of the inputs decides
         store_splits(store, {rollout.split: [task_key(rollout.inputs)]})

@@ -1,6 +1,7 @@
 """Spans, requests and answers that the tests of imports write by hand, and how they read a file."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ def body(transition: Transition) -> dict[str, Any]:
     return transition.request["body"]
 
 
+def messages_of(run: Rollout, t: int = 0) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = body(run.transitions[t])["messages"]
+    return messages
+
+
 def choice(transition: Transition) -> dict[str, Any]:
     assert transition.response is not None
     return transition.response["body"]["choices"][0]
@@ -31,18 +37,8 @@ CALLS = [
 ]
 
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two whole numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
+ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
 
 
 T0 = 1_700_000_000
@@ -88,6 +84,13 @@ def span(
     }  # fmt: skip
 
 
+child = partial(span, parent=1)
+
+
+def call(call_id: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "add", "arguments": json.dumps(arguments)}}
+
+
 def request(*spans: Any, resource: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "resourceSpans": [
@@ -103,6 +106,29 @@ def lines(path: Path, *rows: Any) -> Path:
 
 def otlp(path: Path, *spans: Any, **more: Any) -> tuple[list[Rollout], list[Skipped]]:
     return read("otlp", lines(path / "x.jsonl", request(*spans, **more)))
+
+
+def imported(folder: Path, *spans: Any, logs: list[dict[str, Any]] | None = None) -> tuple[Rollout, list[Skipped]]:
+    """The one rollout of a file with these spans, and with records of a log."""
+    rows = [request(*spans), *([{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}] if logs else [])]
+    (run,), skipped = read("otlp", lines(folder / "x.jsonl", *rows))
+    return run, skipped
+
+
+def mlflow_span(
+    number: int, kind: str, inputs: Any = None, outputs: Any = None, *, parent: int = 0, **more: Any
+) -> dict[str, Any]:
+    recorded = {"mlflow.spanType": kind, "mlflow.spanInputs": inputs, "mlflow.spanOutputs": outputs, **more}
+    return {
+        "span_id": f"s{number}", "parent_span_id": f"s{parent}" if parent else None, "name": f"n{number}",
+        "start_time_unix_nano": number * 10**9, "end_time_unix_nano": number * 10**9 + 1,
+        "status": {"code": "STATUS_CODE_OK"},
+        "attributes": {key: json.dumps(item) for key, item in recorded.items()},
+    }  # fmt: skip
+
+
+def mlflow_trace(*spans: dict[str, Any], **info: Any) -> dict[str, Any]:
+    return {"info": {"trace_id": "tr-1", "state": "OK", **info}, "data": {"spans": list(spans)}}
 
 
 def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
@@ -146,12 +172,5 @@ def observation(
 
 
 def mark(name: str, value: Any, source: str = "EVAL", kind: str = "NUMERIC", **more: Any) -> dict[str, Any]:
-    return {
-        "id": f"{name}-{value}-{len(more)}",
-        "traceId": "t",
-        "name": name,
-        "value": value,
-        "source": source,
-        "dataType": kind,
-        **more,
-    }
+    known = {"traceId": "t", "name": name, "value": value, "source": source, "dataType": kind}
+    return {"id": f"{name}-{value}-{len(more)}", **known, **more}

@@ -29,16 +29,8 @@ class Echo:
             return web.json_response({"error": {"message": f"wrong key: {self.received}"}}, status=self.status)
         if "pieces" not in self.received:
             choice = {"index": 0, "message": {"role": "assistant", "content": self.received}, "finish_reason": "stop"}
-            return web.json_response(
-                {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 1,
-                    "model": "m",
-                    "service_tier": "default",
-                    "choices": [choice],
-                }
-            )
+            known = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "service_tier": "default"}
+            return web.json_response({**known, "choices": [choice]})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for delta, finish in (({"content": self.received}, None), ({}, "stop")):

@@ -103,15 +103,6 @@ def test_advantages_of_rollouts_of_equal_length_sum_to_zero(group: list[list[flo
         assert math.fsum(advantages[turn] for advantages in by_rollout) == pytest.approx(0.0, abs=1e-6)
 
 
-@given(st.lists(REWARDS, min_size=2, max_size=6), st.randoms())
-def test_the_order_of_rollouts_does_not_matter(group: list[list[float]], random: "np.random.RandomState") -> None:
-    order = list(range(len(group)))
-    random.shuffle(order)
-    in_order, shuffled = credited(group), credited([group[at] for at in order])
-    for at, advantages in zip(order, shuffled, strict=True):
-        assert advantages == pytest.approx(in_order[at], rel=1e-6, abs=1e-6)
-
-
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=2, max_size=8), st.floats(1.5, 100))
 def test_scaled_advantages_do_not_depend_on_the_scale_of_rewards(group: list[list[float]], factor: float) -> None:
     sums = [math.fsum(rewards) for rewards in group]

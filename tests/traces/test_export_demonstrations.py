@@ -4,10 +4,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from export_rows import add_rollout, exported, response_of, store as store, turn
+from export_rows import add_rollout, exported, store as store, turn
 
-from assay.errors import ConfigError
-from assay.traces import Store, Transition
+from assay.traces import Store
 
 
 def dspy_request(*messages: tuple[str, str]) -> dict[str, Any]:
@@ -79,29 +78,12 @@ def test_an_answer_that_the_history_writes_in_another_way_is_no_demonstration(st
     assert (len(rows), manifest["left_out"]) == (2, {})
 
 
-def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) -> None:
-    add_rollout(store, turn(0, "a", "b"), score=None)
-    add_rollout(store, turn(0, "a", "b"), score=0.0)
-    rows, manifest = exported(store, "transitions")
-    assert ([row["score"] for row in rows], manifest["left_out"], manifest["problems"]) == (
-        [0.0],
-        {"unscored": 1},
-        {"unscored": 1},
-    )
-
-
 def test_sft_exports_good_rollouts_by_call_or_as_complete_conversations(store: Store) -> None:
-    more = {
-        "dialect": "chat",
-        "body": {
-            "messages": [
-                {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "b"},
-                {"role": "user", "content": "c"},
-            ]
-        },
-    }
-    second = Transition(t=1, model="m", request=more, response=response_of("d"), output="d")
+    second = turn(1, "c", "d")
+    second.request["body"]["messages"][:0] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
     add_rollout(store, turn(0, "a", "b"), second, score=0.5, human_rating=0.9)
     add_rollout(store, turn(0, "a", "bad"), score=0.9, human_rating=0.2)  # human ratings count first
     rows, _ = exported(store, "sft")
@@ -114,22 +96,16 @@ def test_sft_exports_good_rollouts_by_call_or_as_complete_conversations(store: S
 
 def test_demonstrations_of_a_dspy_program_can_be_left_out_and_a_conversation_cannot(store: Store) -> None:
     history = [("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two"), ("user", "3")]
-    dspys = {
-        "system": "Say it.",
-        "messages": [{"role": role, "parts": [{"type": "text", "text": text}]} for role, text in history],
-    }
     theirs = {"dialect": "chat", "body": {"messages": [{"role": role, "content": text} for role, text in history]}}
-    for request, task in ((dspys, "a"), (theirs, "b")):
-        add_rollout(
-            store, Transition(t=0, model="m", request=request, response=response_of("three"), output="three"), task=task
-        )
+    for request, task in ((dspy_request(("system", "Say it."), *history), "a"), (theirs, "b")):
+        call = turn(0, "", "three")
+        call.request = request
+        add_rollout(store, call, task=task)
     rows, _ = exported(store, "sft", demos=False)
     assert [[(m["role"], m["content"]) for m in row["prompt"]] for row in rows] == [
         [("system", "Say it."), ("user", "3")],
         history,
     ]
-    with pytest.raises(ConfigError, match="demos=False requires kind='sft' and whole=False"):
-        exported(store, "sft", "x", demos=False, whole=True)
 
 
 def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
@@ -139,8 +115,5 @@ def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
     pairs = {(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows}
     assert pairs == {("good", "bad"), ("middling", "bad")}  # good and medium differ by less than the margin
     labels, _ = exported(store, "preferences", "kto", unpaired=True)
-    assert Counter((row["completion"][0]["content"], row["label"]) for row in labels) == {
-        ("good", True): 1,
-        ("bad", False): 2,
-        ("middling", True): 1,
-    }
+    counts = Counter((row["completion"][0]["content"], row["label"]) for row in labels)
+    assert counts == {("good", True): 1, ("bad", False): 2, ("middling", True): 1}

@@ -3,15 +3,16 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
-from export_rows import LOOSE, add_rollout, chat, exported, response_of, store as store, turn
+from export_rows import LOOSE, add_rollout, exported, store as store, turn
 
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task, task_key
 from assay.errors import ConfigError
-from assay.traces import Store, ToolCall, Transition
+from assay.traces import Store, ToolCall
 from assay.traces.export.pipeline import export_traces
-from assay.traces.export.settings import ExportConfig, UngatedExport
+from assay.traces.export.settings import ExportConfig, Selection, UngatedExport
 from assay.traces.store.sealing import store_tasks
 
 
@@ -23,13 +24,8 @@ def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored
     secret = "sk-" + "a1B2" * 12
     text = f"I am Ada Lovelace, ada@lovelace.org, key {secret}"
     for task in ("t1", "t2"):
-        add_rollout(
-            store,
-            turn(0, text, "Dear Ada Lovelace"),
-            task=task,
-            data_subject="Ada Lovelace",
-            metadata={"entities": {"person": ["Ada Lovelace"]}},
-        )
+        known = {"data_subject": "Ada Lovelace", "metadata": {"entities": {"person": ["Ada Lovelace"]}}}
+        add_rollout(store, turn(0, text, "Dear Ada Lovelace"), task=task, **known)
     rows, manifest = exported(store, "sft", privacy_key=tmp_path / "keys" / "k")
     prompts = {row["prompt"][0]["content"] for row in rows}
     assert len(prompts) == 1
@@ -68,17 +64,11 @@ def test_an_erased_person_is_in_no_later_export_and_earlier_exports_are_named(st
 
 
 def test_anonymized_values_are_in_no_other_part_of_the_export(store: Store) -> None:
-    ann = {"data_subject": "Ann Smithers", "task": "ann@smithers.org", "task_type": "mail of ann@smithers.org"}
-    add_rollout(
-        store,
-        turn(0, "q", "I am Ann Smithers", token_ids=(1,), logprobs=(-1.0,)),
-        turn(1, "r", "x", token_ids=(2,), logprobs=(-1.0,)),
-        **ann,
-        group_id="g",
-    )
-    add_rollout(
-        store, turn(0, "q", "I am Zed Quimby"), score=0.0, **{**ann, "data_subject": "Zed Quimby"}, group_id="g"
-    )
+    more = {"task": "ann@smithers.org", "task_type": "mail of ann@smithers.org", "group_id": "g"}
+    said = turn(0, "q", "I am Ann Smithers", token_ids=(1,), logprobs=(-1.0,))
+    plain = turn(1, "r", "x", token_ids=(2,), logprobs=(-1.0,))
+    add_rollout(store, said, plain, data_subject="Ann Smithers", **more)
+    add_rollout(store, turn(0, "q", "I am Zed Quimby"), score=0.0, data_subject="Zed Quimby", **more)
     rows, manifest = exported(store, "transitions")
     spelled = [row["token_ids"] for row in sorted(rows, key=lambda row: (-row["score"], row["t"]))]
     assert spelled == [None, [2], None]
@@ -86,10 +76,13 @@ def test_anonymized_values_are_in_no_other_part_of_the_export(store: Store) -> N
     exported(store, "preferences", "dpo")
     exported(store, "sft", "sft")
     for folder in ("out", "dpo", "sft"):
-        text = "".join(
-            (Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")
-        ).lower()
-        assert not any(word in text for word in ("smithers", "quimby")), folder
+        texts = [(Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")]
+        assert not any(word in "".join(texts).lower() for word in ("smithers", "quimby")), folder
+    add_rollout(store, turn(0, "I am user Jane Doe", "hello"), data_subject="user", run_id="role", task="t2",
+                metadata={"entities": {"person": "Jane Doe"}}, task_type="Jane Doe type")  # fmt: skip
+    (row,), manifest = exported(store, "sft", "role", selection=Selection(runs=("role",)))
+    assert [m["role"] for m in row["prompt"] + row["completion"]] == ["user", "assistant"]  # a person named user
+    assert "Jane" not in json.dumps([manifest, row])
 
 
 COOMBS = "My name is Jason Coombs, and I was billed twice for the yearly plan."
@@ -101,8 +94,10 @@ OF_COOMBS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["sft", "transitions", "preferences"])
-@pytest.mark.parametrize("declared", OF_COOMBS)
+@pytest.mark.parametrize(
+    ("kind", "declared"),
+    [*(("sft", declared) for declared in OF_COOMBS), ("transitions", "data subject"), ("preferences", "never run")],
+)
 def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, kind: str, declared: str) -> None:
     inputs = {"question": COOMBS}
     if (fields := OF_COOMBS[declared]) is None:
@@ -116,16 +111,9 @@ def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, k
     _, manifest = exported(store, kind, privacy="patterns")
     assert "Coombs" not in (Path("out") / "data.jsonl").read_text()
     assert manifest["privacy"]["residual"] == 0
-
-
-def test_erasure_names_the_exports_whose_prompts_show_a_task_of_the_person(store: Store) -> None:
-    inputs = {"question": COOMBS}
-    store_tasks(store, {"train": [Task(id="c", inputs=inputs, metadata={"data_subject": "Jason Coombs"})]})
-    shown = turn(0, f"Q: {COOMBS}\nA: Sorry!\nQ: Now?", "Later", shown_tasks=(task_key(inputs),))
-    add_rollout(store, shown, task="own", data_subject="Ada Quux")
-    exported(store, "sft", privacy="patterns")
-    erased = forget_subject("jason coombs", store=store.url).to_dict()
-    assert erased["made_from_them"] == [str(Path("out").absolute())]
+    if declared == "never run":  # and erasure names the export whose prompts show the task
+        erased = forget_subject("jason coombs", store=store.url).to_dict()
+        assert erased["made_from_them"] == [str(Path("out").absolute())]
 
 
 @pytest.mark.parametrize("owner", [{"consent": False}, {"tenant": "acme"}, {"data_subject": "Ann", "consent": "no"}])
@@ -148,9 +136,8 @@ def test_an_export_without_anonymization_says_so_and_never_that_it_failed(store:
     assert (manifest["privacy"]["state"], manifest["privacy"]["verified"]) == ("off", False)
     (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "privacy")
     assert (gate["value"], gate["passed"]) == ("off", True)
-    export = ExportConfig(kind="sft", gates=LOOSE, privacy="off")
     with pytest.raises(UngatedExport):  # the gate was not switched off
-        export_traces(store, "again", export)
+        export_traces(store, "again", ExportConfig(kind="sft", gates=LOOSE, privacy="off"))
 
 
 def test_a_whole_name_that_any_task_declares_is_hidden_where_no_task_is_recorded_as_shown(store: Store) -> None:
@@ -163,55 +150,34 @@ def test_a_whole_name_that_any_task_declares_is_hidden_where_no_task_is_recorded
     assert "Mark the plan" in text  # a single word is replaced only where its task is shown
 
 
-def test_a_sealed_task_in_another_spelling_is_not_exported(store: Store) -> None:
-    add_rollout(store, turn(0, "a", "b"), task="s", split="test", inputs={"question": "How much is 12 plus 30?"})
-    add_rollout(store, turn(0, "a", "b"), task="other", inputs={"question": "How much is 12 plus 31?"})
-    for at, inputs in enumerate(({"question": "how much  is 12 plus 30? "}, {"prompt": "How much is 12 plus 30?"})):
-        add_rollout(store, turn(0, "a", "b"), task=f"again{at}", split="", inputs=inputs)
-    add_rollout(store, turn(0, "a", "b"), task="loud", split="Test ")
-    rows, _ = exported(store, "transitions")
-    assert {row["task"] for row in rows} == {"other"}
-
-
 def test_token_ids_are_removed_if_their_text_was_anonymized(store: Store) -> None:
-    call = ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")
-    add_rollout(
-        store,
-        Transition(
-            t=0,
-            model="m",
-            request=chat("send it"),
-            response=response_of(""),
-            output="",
-            tools=[call],
-            token_ids=(1, 2),
-            logprobs=(-1.0, -1.0),
-        ),
-    )
-    (row,), manifest = exported(store, "transitions")
-    assert "jane.doe" not in str(row)
-    assert (row["token_ids"], row["logprobs"]) == (None, None)
-    assert manifest["privacy"]["rows_without_token_ids"] == 1
+    call = turn(0, "send it", "", token_ids=(1, 2), logprobs=(-1.0, -1.0))
+    call.tools = [ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")]
+    add_rollout(store, call)
+    message = {
+        "role": "assistant",
+        "content": None,
+        "refusal": "No, jane.doe@corp.com.",
+        "reasoning_content": "Is jane.doe@corp.com?",
+    }
+    refused = turn(0, "Is she kind?", "No, jane.doe@corp.com.", token_ids=(1,), logprobs=(-1.0,))
+    refused.response = {"body": {"choices": [{"message": message}]}}
+    add_rollout(store, refused, task="t2")
+    rows, manifest = exported(store, "transitions")
+    assert "jane.doe" not in str(rows)
+    assert [(row["token_ids"], row["logprobs"]) for row in rows] == [(None, None)] * 2
+    assert manifest["privacy"]["rows_without_token_ids"] == 2
+    (row,) = (row for row in rows if row["refusal"])
+    assert (row["refusal"], row["reasoning"].startswith("Is ")) == (row["output"], True)
+    table = pq.read_table("out/data.parquet").column("reasoning").to_pylist()
+    assert table == [row["reasoning"] for row in rows]
 
 
-def test_a_person_named_user_does_not_change_roles_and_the_manifest_has_no_names(store: Store) -> None:
-    add_rollout(
-        store,
-        turn(0, "I am user Jane Doe", "hello"),
-        data_subject="user",
-        metadata={"entities": {"person": "Jane Doe"}},
-        task_type="Jane Doe type",
-    )
-    (row,), manifest = exported(store, "sft")
-    assert [m["role"] for m in row["prompt"] + row["completion"]] == ["user", "assistant"]
-    assert "Jane" not in json.dumps(manifest)
-    assert "Jane" not in json.dumps(row)
-
-
-def test_columns_of_a_task_are_anonymized_whatever_their_names(store: Store, tmp_path: Path) -> None:
+def test_columns_of_a_task_are_anonymized_whatever_their_names(store: Store) -> None:
     inputs = {name: f"mail {name}@lovelace.org" for name in ("status", "model", "label", "agent", "question")}
-    add_rollout(store, turn(0, "a", "b"), inputs=inputs)
-    store.flush()
-    report = export_traces(store, tmp_path / "out", ExportConfig(kind="grpo", gates=LOOSE), rubric={"r.yaml": b""})
-    assert report.rows == 1
-    assert "lovelace" not in (tmp_path / "out" / "data.jsonl").read_text()
+    numbers = {"card": 4111111111111111, "password": "hunter2222", "phone": "2127365000"}
+    add_rollout(store, turn(0, "a", "b"), inputs={**inputs, **numbers, "prompt": "mine"})
+    (row,), manifest = exported(store, "grpo", rubric="math_qa")
+    assert not any(value in json.dumps(row) for value in ("lovelace", *map(str, numbers.values())))
+    assert (row["prompt_"], row["prompt"]) == ("mine", [{"role": "user", "content": "a"}])
+    assert manifest["privacy"]["state"] != "failed"

@@ -14,65 +14,52 @@ from assay.rubrics.checks import exact, steps_used
 from assay.traces import Store
 from assay.traces.records import Verdict
 
+TONE = "[[ ## tone ## ]]\nb"
 
-def fill(store: Store, outputs: list[str], scores: list[float]) -> None:
-    for n, (output, score) in enumerate(zip(outputs, scores, strict=True)):
+
+def fill(store: Store, scores: list[float], grades: list[float | None] | None = None) -> None:
+    """Answers with the field `tone` of their last call alone, and grades of a judge."""
+    for n, score in enumerate(scores):
+        fields = {"topic": "a", "tone": "b"}
+        verdicts = [Verdict(criterion="kind", grade=grades[n], reason="r")] if grades else []
         add_rollout(
-            store, turn(0, "Sort it.", "Thinking."), turn(1, f"What is {n}?", output), inputs={"q": str(n)},
-            expected={"topic": "a", "tone": "b"}, prediction={"topic": "a", "tone": "b"}, score=score,
+            store, turn(0, "Sort it.", "Thinking."), turn(1, f"What is {n}?", TONE), inputs={"q": str(n)}, score=score,
+            expected=fields, prediction=fields, verdicts=verdicts,
         )  # fmt: skip
     store.flush()
 
 
-def rubric_file(folder: Path, *criteria: str) -> Path:
-    (path := folder / "r.yaml").write_text("name: r\ncriteria:\n" + "".join(f"- {{{c}}}\n" for c in criteria))
-    return path
+def exported(store: Store, *criteria: str) -> int:
+    """Rows of an export with a rubric of these criteria."""
+    Path("r.yaml").write_text("name: r\ncriteria:\n" + "".join(f"- {{{c}}}\n" for c in criteria))
+    return assay.export("grpo", "out", store=store.url, rubric="r.yaml", gates=LOOSE).rows
 
 
-def test_a_constant_reward_of_answers_with_different_scores_is_refused(store: Store, tmp_path: Path) -> None:
-    fill(store, ["[[ ## tone ## ]]\nb"] * 3, [1.0, 0.0, 1.0])  # the field `topic` is of the first call
-    rubric = rubric_file(tmp_path, "name: right, check: exact, with: {field: topic}")
-    with pytest.raises(DataError, match="stored scores"):
-        assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
-    assert not Path("out").exists()
-
-
-def test_a_constant_reward_is_found_where_the_first_answers_have_equal_scores(store: Store, tmp_path: Path) -> None:
-    fill(store, ["[[ ## tone ## ]]\nb"] * 30, [1.0] * 25 + [0.0] * 5)
-    rubric = rubric_file(tmp_path, "name: right, check: exact, with: {field: topic}")
-    with pytest.raises(DataError, match="stored scores"):
-        assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
-
-
-JUDGED = ["name: right, check: exact, with: {field: topic}", "name: kind, judge: 'Is it kind?'"]
+TOPIC, KIND = "name: right, check: exact, with: {field: topic}", "name: kind, judge: 'Is it kind?'"
 
 
 @pytest.mark.parametrize(
-    ("grades", "refused"),
-    [([1.0, 1.0, 1.0], True), ([1.0, 0.0, 1.0], False), ([None, None, None], False), ([1.0, None, 1.0], False)],
+    ("criteria", "scores", "grades", "refused"),
+    [
+        ([TOPIC], [1.0, 0.0, 1.0], None, True),
+        ([TOPIC], [1.0] * 25 + [0.0] * 5, None, True),  # the first answers have equal scores
+        ([TOPIC.replace("topic", "tone")], [1.0, 1.0], None, False),
+        ([TOPIC, KIND], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0], True),  # a judge's stored grades are part of the reward
+        ([TOPIC, KIND], [1.0, 0.0, 1.0], [1.0, 0.0, 1.0], False),
+        ([TOPIC, KIND], [1.0, 0.0, 1.0], [None, None, None], False),
+        ([TOPIC, KIND], [1.0, 0.0, 1.0], [1.0, None, 1.0], False),
+    ],
 )
-def test_a_judges_stored_grades_are_part_of_the_reward_that_is_tried(
-    store: Store, tmp_path: Path, grades: list[float | None], refused: bool
+def test_a_constant_reward_of_answers_with_different_scores_is_refused(
+    store: Store, criteria: list[str], scores: list[float], grades: list[float | None] | None, refused: bool
 ) -> None:
-    for n, (score, grade) in enumerate(zip([1.0, 0.0, 1.0], grades, strict=True)):
-        add_rollout(
-            store, turn(0, f"What is {n}?", "[[ ## tone ## ]]\nb"), inputs={"q": str(n)}, score=score,
-            expected={"topic": "a", "tone": "b"}, prediction={"topic": "a", "tone": "b"},
-            verdicts=[Verdict(criterion="kind", grade=grade, reason="r")],
-        )  # fmt: skip
-    store.flush()
-    rubric = rubric_file(tmp_path, *JUDGED)
-    if refused:
-        with pytest.raises(DataError, match="stored scores"):
-            assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
-    else:
-        assert assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE).rows
-
-
-def test_a_constant_reward_of_answers_with_equal_scores_is_exported(store: Store, tmp_path: Path) -> None:
-    fill(store, ["[[ ## tone ## ]]\nb"] * 2, [1.0, 1.0])
-    rubric = rubric_file(tmp_path, "name: right, check: exact, with: {field: tone}")
-    assert assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE).rows
+    fill(store, scores, grades)
+    if not refused:
+        assert exported(store, *criteria)
+        return
+    with pytest.raises(DataError, match="stored scores"):
+        exported(store, *criteria)
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
@@ -83,10 +70,10 @@ def test_a_constant_reward_of_answers_with_equal_scores_is_exported(store: Store
         ["name: short, check: tool_adoption", "name: long, weight: -1, check: length, with: {max_tokens: 5}"],
     ],
 )
-def test_a_rubric_that_needs_the_rollout_is_refused(store: Store, tmp_path: Path, criteria: list[str]) -> None:
-    fill(store, ["[[ ## tone ## ]]\nb"] * 2, [1.0, 0.0])
+def test_a_rubric_that_needs_the_rollout_is_refused(store: Store, criteria: list[str]) -> None:
+    fill(store, [1.0, 0.0])
     with pytest.raises(DataError, match="rollout"):
-        assay.export("grpo", "out", store=store.url, rubric=rubric_file(tmp_path, *criteria), gates=LOOSE)
+        exported(store, *criteria)
     assert not Path("out").exists()
 
 

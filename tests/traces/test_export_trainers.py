@@ -12,9 +12,7 @@ import pytest
 from export_rows import LOOSE, add_rollout, exported, store as store, turn
 
 import assay
-from assay.errors import DataError
 from assay.traces import Store
-from assay.traces.export.settings import Selection
 
 
 @pytest.mark.slow
@@ -35,28 +33,12 @@ def test_the_files_load_in_datasets(store: Store) -> None:
 def test_plain_trl_trains_on_an_export_with_its_config(store: Store, tiny_model: Path, kind: str) -> None:
     for at in range(8):
         for answer, score in ((f"The answer is {at}.", 1.0), ("I do not know.", 0.0)):
-            add_rollout(
-                store,
-                turn(0, f"How much is {at} + 0?", answer),
-                task=f"t{at}",
-                score=score,
-                inputs={"question": f"How much is {at} + 0?"},
-                expected={"answer": str(at)},
-            )
+            fields = {"inputs": {"question": f"How much is {at} + 0?"}, "expected": {"answer": str(at)}}
+            add_rollout(store, turn(0, f"How much is {at} + 0?", answer), task=f"t{at}", score=score, **fields)
     exported(store, kind, **({"rubric": "math_qa"} if kind == "grpo" else {}))
     command = {"sft": "sft", "grpo": "grpo", "preferences": "dpo"}[kind]
-    flags = [
-        "--model_name_or_path",
-        str(tiny_model),
-        "--max_steps",
-        "2",
-        "--use_cpu",
-        "--bf16",
-        "false",
-        "--per_device_train_batch_size",
-        "4",
-    ]
-    flags += ["--gradient_accumulation_steps", "1", "--use_peft", "false"]
+    options = "--max_steps 2 --use_cpu --bf16 false --per_device_train_batch_size 4 --gradient_accumulation_steps 1"
+    flags = ["--model_name_or_path", str(tiny_model), *options.split(), "--use_peft", "false"]
     flags += ["--max_completion_length", "8"] if kind == "grpo" else []
     result = subprocess.run(
         [str(Path(sys.executable).with_name("trl")), command, "--config", f"{command}.yaml", *flags], cwd="out",
@@ -118,46 +100,3 @@ def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs
         asyncio.run(module.reward([rows[0]["prompt"]], [completion], **columns)) for completion in completions
     )
     assert (right, wrong) == ([1.0], [0.0])
-
-
-def test_an_export_without_rows_names_the_excluded_rollouts_and_how_to_include_them(
-    store: Store, tmp_path: Path
-) -> None:
-    for at, more in enumerate(
-        [{"score": 0.2}, {"score": 0.1}, {"score": None}, {"tenant": "acme"}, {"status": "running"}]
-    ):
-        add_rollout(store, turn(0, f"Q{at}", "a"), task=f"t{at}", **more)
-    add_rollout(store, turn(0, "Q", "a"), task="t", split="test")
-    add_rollout(store, turn(0, "Q", "a"), task="again", split="", inputs={"question": "t"})
-    store.flush()
-    with pytest.raises(DataError) as caught:
-        assay.export("sft", "out", store=store.url, gates=LOOSE)
-    for part in (
-        "of 7 rollouts: ",
-        "inputs with this hash are in the gate or test split; record other inputs)",
-        "2 left out: below the quality of 0.8 (a lower min_quality includes them)",
-        "1 left out: unscored (`assay traces score --rubric R` scores them)",
-        "1 left out: of a tenant that was not selected (select it with tenants=…)",
-        "1 left out: still running (`assay traces close` ends open rollouts)",
-        "1 left out: of the gate or test split (these are never exported; `assay collect` makes rollouts of train "
-        "tasks)",
-    ):
-        assert part in str(caught.value), str(caught.value)
-    with pytest.raises(DataError, match="leave out rated=True"):
-        assay.export("sft", "out", store=store.url, gates=LOOSE, selection=Selection(rated=True))
-    Store(tmp_path / "empty.db").close()
-    with pytest.raises(DataError, match="no rollout of an agent was selected"):
-        assay.export("sft", "out", store=tmp_path / "empty.db", gates=LOOSE)
-
-
-def test_notes_of_a_reward_name_what_it_does_not_compute(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: right, check: exact}\n- {name: kind, judge: 'Is it kind?'}\n"
-        "- {name: parsed, scope: step, weight: 0.1, check: parsed}\n"
-    )
-    add_rollout(store, turn(0, "What?", "7"), prediction={"answer": "7"})
-    store.flush()
-    judged, step = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE).notes
-    assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
-    assert "raises without it" in judged
-    assert step == "step criteria are graded on recorded rollouts and are not part of reward.py: 'parsed'"

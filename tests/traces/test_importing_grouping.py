@@ -12,27 +12,18 @@ from assay.traces import ToolCall
 def test_interleaved_spans_are_grouped_by_trace(tmp_path: Path) -> None:
     rows = [request(span(n, chat(f"{trace}.{n}"), at=n, trace=trace)) for n in (3, 1, 2) for trace in (1, 2)]
     (first, second), _ = read("otlp", lines(tmp_path / "x.jsonl", *rows))
-    assert [[t.output for t in run.transitions] for run in (first, second)] == [
-        ["1.1", "1.2", "1.3"],
-        ["2.1", "2.2", "2.3"],
-    ]
+    assert [t.output for t in first.transitions] == ["1.1", "1.2", "1.3"]
+    assert [t.output for t in second.transitions] == ["2.1", "2.2", "2.3"]
     assert [t.t for t in first.transitions] == [0, 1, 2]
 
 
 def test_without_recorded_inputs_they_are_what_the_first_call_was_sent(tmp_path: Path) -> None:
     (run,), _ = otlp(tmp_path, span(1), span(2, chat(), parent=1))
-    assert (run.inputs, run.prediction) == (
-        {"input": "hello"},
-        {"output": "hi"},
-    )  # and the answer is what the last one said
+    assert (run.inputs, run.prediction) == ({"input": "hello"}, {"output": "hi"})  # and what the last one said
 
 
 def test_the_roots_input_and_output_are_those_of_the_rollout(tmp_path: Path) -> None:
-    recorded = {
-        "input.value": '{"question": "q", "k": 2}',
-        "output.value": '{"answer": "a"}',
-        "openinference.span.kind": "CHAIN",
-    }
+    recorded = {"input.value": '{"question": "q", "k": 2}', "output.value": '{"answer": "a"}'}
     (run,), _ = otlp(tmp_path, span(1, recorded), span(2, chat(), parent=1))
     assert (run.inputs, run.prediction) == ({"question": "q", "k": 2}, {"answer": "a"})
     called = {"traceloop.entity.input": '{"args": [], "kwargs": {"question": "q"}}', "traceloop.entity.output": '"[1]"'}
@@ -47,26 +38,18 @@ def asks(*ids: str) -> dict[str, Any]:
 
 def test_a_tool_belongs_to_the_call_that_requested_it_by_id(tmp_path: Path) -> None:
     late = tool("a", **{"gen_ai.tool.call.result": "1"})
-    (run,), _ = otlp(
-        tmp_path,
-        span(1, asks("a"), at=0),
-        span(2, asks("b"), at=2),
-        span(3, tool("b"), at=3),
-        span(4, late, at=9),
-        span(5, tool("b"), at=-5),
-    )
+    calls = [span(1, asks("a"), at=0), span(2, asks("b"), at=2)]
+    (run,), _ = otlp(tmp_path, *calls, span(3, tool("b"), at=3), span(4, late, at=9), span(5, tool("b"), at=-5))
     first, second = run.transitions
-    assert first.tools == [
-        ToolCall(name="f", arguments={"of": "a"}, result="1")
-    ]  # though the second call was before it too
+    # though the second call was before it too
+    assert first.tools == [ToolCall(name="f", arguments={"of": "a"}, result="1")]
     assert second.tools == [ToolCall(name="f", arguments={"of": "b"})] * 2  # one by a clock that runs before
 
 
 def test_a_repeated_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
     calls = [span(1, asks("call_0"), at=0), span(2, asks("call_0"), at=10)]
-    (run,), _ = otlp(
-        tmp_path, *calls, span(3, tool("call_0", name="x"), at=5), span(4, tool("call_0", name="y"), at=15)
-    )
+    used = [span(3, tool("call_0", name="x"), at=5), span(4, tool("call_0", name="y"), at=15)]
+    (run,), _ = otlp(tmp_path, *calls, *used)
     assert [[used.name for used in t.tools] for t in run.transitions] == [["x"], ["y"]]
 
 

@@ -10,31 +10,18 @@ from importing_rows import CALLS, body, choice, langfuse, mark, observation
 
 from assay.traces import Rollout, ToolCall
 
-PAGE = {  # the sample response of the Observations API v2
+PAGE = {  # of the sample response of the Observations API v2
     "data": [{
-        "id": "support-chat-7-950dc53a-gen", "traceId": "support-chat-7-950dc53a",
-        "startTime": "2025-12-17T16:09:00.875Z",
-        "projectId": "7a88fb47-b4e2-43b8-a06c-a5ce950dc53a", "parentObservationId": None, "type": "GENERATION",
-        "endTime": "2025-12-17T16:09:01.456Z", "name": "llm-generation", "level": "DEFAULT", "statusMessage": "",
-        "version": "",
-        "environment": "default", "bookmarked": False, "public": False,
-        "completionStartTime": "2025-12-17T16:09:00.995Z",
-        "createdAt": "2025-12-17T16:09:00.875Z", "updatedAt": "2025-12-17T16:09:01.456Z",
+        "id": "support-chat-7-950dc53a-gen", "traceId": "support-chat-7-950dc53a", "parentObservationId": None,
+        "type": "GENERATION", "name": "llm-generation", "level": "DEFAULT", "statusMessage": "", "version": "",
+        "startTime": "2025-12-17T16:09:00.875Z", "endTime": "2025-12-17T16:09:01.456Z",
         "input": '{"messages":[{"role":"user","content":"Perfect."}]}',
         "output": '{"role":"assistant","content":"You\'re all set. Have a great day!"}', "metadata": {},
-        "providedModelName": "gpt-4o",
-        "internalModelId": "clm1a2b3c4d5e6f7g8h9i0j1", "modelParameters": {"temperature": 0.2},
+        "providedModelName": "gpt-4o", "internalModelId": "clm1a2b3", "modelParameters": {"temperature": 0.2},
         "usageDetails": {"input": 98, "output": 68, "total": 166}, "inputUsage": 98, "outputUsage": 68,
-        "totalUsage": 166,
-        "costDetails": {"input": 0.00049, "output": 0.00204, "total": 0.00253}, "inputCost": 0.00049,
-        "outputCost": 0.00204,
-        "totalCost": 0.00253, "promptId": "", "promptName": "", "promptVersion": None, "latency": 0.581,
-        "timeToFirstToken": 0.12,
-        "userId": "", "sessionId": "support-chat-session", "modelId": "clm1a2b3c4d5e6f7g8h9i0j1",
-        "inputPrice": "0.000005",
-        "outputPrice": "0.00003", "totalPrice": None, "usagePricingTierName": None, "tags": ["support", "chat"],
-        "release": "v1.4.2",
-        "traceName": "support-chat",
+        "costDetails": {"input": 0.00049, "output": 0.00204, "total": 0.00253}, "totalCost": 0.00253,
+        "latency": 0.581, "userId": "", "sessionId": "support-chat-session", "tags": ["support", "chat"],
+        "release": "v1.4.2", "traceName": "support-chat",
     }],
     "meta": {"cursor": "eyJsYXN0"},
 }  # fmt: skip
@@ -43,23 +30,13 @@ PAGE = {  # the sample response of the Observations API v2
 def test_a_page_of_langfuses_api_is_read(tmp_path: Path) -> None:
     (run,), skipped = langfuse(tmp_path, PAGE)
     (call,) = run.transitions
-    assert skipped == []
-    assert (run.source, run.program, run.program_version, run.status, run.data_subject) == (
-        "langfuse",
-        "support-chat",
-        "v1.4.2",
-        "done",
-        None,
-    )
+    assert (run.source, run.status, run.data_subject, skipped) == ("langfuse", "done", None, [])
+    assert (run.program, run.program_version) == ("support-chat", "v1.4.2")
     assert run.metadata == {"trace_id": "support-chat-7-950dc53a", "session_id": "support-chat-session"}
     assert (run.inputs, run.prediction) == ({"input": "Perfect."}, {"output": "You're all set. Have a great day!"})
     assert body(call) == {"model": "gpt-4o", "messages": [{"role": "user", "content": "Perfect."}], "temperature": 0.2}
-    assert (call.output, call.prompt_tokens, call.completion_tokens, call.cost_usd) == (
-        "You're all set. Have a great day!",
-        98,
-        68,
-        0.00253,
-    )
+    assert call.output == "You're all set. Have a great day!"
+    assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == (98, 68, 0.00253)
     assert (call.started_at, call.latency_ms) == (1765987740.875, 581.0)  # 2025-12-17T16:09:00.875Z
 
 
@@ -89,41 +66,22 @@ def reads_as_the_agent(run: Rollout) -> None:
 def test_a_langfuse_trace_with_nested_observations_and_scores_is_read(tmp_path: Path) -> None:
     inside = [{key: value for key, value in row.items() if key != "traceId"} for row in AGENT]
     scores = [mark("ok", 0.5), mark("stars", 1, "ANNOTATION")]
-    of_it = {
-        "id": "t",
-        "timestamp": "2025-01-01T00:00:00.000Z",
-        "name": "adder",
-        "userId": "eve",
-        "sessionId": "s",
-        "release": "r",
-        "metadata": {"tenant": "acme"},
-    }
+    names = {"name": "adder", "userId": "eve", "sessionId": "s", "release": "r", "metadata": {"tenant": "acme"}}
+    of_it = {"id": "t", "timestamp": "2025-01-01T00:00:00.000Z", **names}
     older = {"trace": {**of_it, "observations": [], "scores": []}, "observations": inside, "scores": scores}
     for trace in ({**of_it, "observations": inside, "scores": scores}, older):
         (run,), skipped = langfuse(tmp_path, trace)
         reads_as_the_agent(run)
-        assert skipped == []
-        assert (run.program, run.data_subject, run.tenant, run.program_version, run.metadata["session_id"]) == (
-            "adder",
-            "eve",
-            "acme",
-            "r",
-            "s",
-        )
+        assert (run.program, run.data_subject, run.tenant, skipped) == ("adder", "eve", "acme", [])
+        assert (run.program_version, run.metadata["session_id"]) == ("r", "s")
     (run,), skipped = langfuse(tmp_path, {"observations": AGENT, "scores": scores})  # today's download
     reads_as_the_agent(run)
     assert (run.program, skipped) == ("agent 1", [])
 
 
 def test_fields_of_the_trace_take_precedence_over_its_root(tmp_path: Path) -> None:
-    trace = {
-        "id": "t",
-        "timestamp": "2025-01-01T00:00:00.000Z",
-        "name": "n",
-        "input": {"asked": "x"},
-        "output": "y",
-        "version": "2",
-    }
+    fields = {"name": "n", "input": {"asked": "x"}, "output": "y", "version": "2"}
+    trace = {"id": "t", "timestamp": "2025-01-01T00:00:00.000Z", **fields}
     (run,), _ = langfuse(tmp_path, *({**row, "version": "1"} for row in AGENT), trace)
     assert (run.inputs, run.prediction, run.program, run.program_version) == ({"asked": "x"}, {"output": "y"}, "n", "2")
 
@@ -193,16 +151,11 @@ def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> 
 
 
 def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
-    recorded = {
-        "toolDefinitions": {"add": '{"description": "Adds.", "parameters": {"type": "object"}}'},
-        "toolCalls": [json.dumps(CALLS[0])],
-        "output": None,
-    }
-    (run,), _ = langfuse(tmp_path, observation(1, input="a", **recorded))
+    defined = {"description": "Adds.", "parameters": {"type": "object"}}
+    recorded = {"toolDefinitions": {"add": json.dumps(defined)}, "toolCalls": [json.dumps(CALLS[0])]}
+    (run,), _ = langfuse(tmp_path, observation(1, input="a", output=None, **recorded))
     (call,) = run.transitions
-    assert body(call)["tools"] == [
-        {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
-    ]
+    assert body(call)["tools"] == [{"type": "function", "function": {"name": "add", **defined}}]
     assert choice(call)["message"]["tool_calls"] == CALLS[:1]
     assert call.tools == [ToolCall(name="add", arguments={"a": 12, "b": 30})]
 

@@ -2,35 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from importing_rows import body, lines, read
-
-
-def mlflow_trace(spans: list[dict[str, Any]], **info: Any) -> dict[str, Any]:
-    return {"info": {"trace_id": "tr-1", "state": "OK", **info}, "data": {"spans": spans}}
-
-
-def mlflow_span(
-    number: int, kind: str, inputs: Any = None, outputs: Any = None, *, parent: int = 0, **more: Any
-) -> dict[str, Any]:
-    recorded = {"mlflow.spanType": kind, "mlflow.spanInputs": inputs, "mlflow.spanOutputs": outputs, **more}
-    return {
-        "span_id": f"s{number}", "parent_span_id": f"s{parent}" if parent else None, "name": f"n{number}",
-        "start_time_unix_nano": number * 10**9,
-        "end_time_unix_nano": number * 10**9 + 1, "status": {"code": "STATUS_CODE_OK"},
-        "attributes": {k: json.dumps(v) for k, v in recorded.items()},
-    }  # fmt: skip
+from importing_rows import body, lines, mlflow_span, mlflow_trace, read
 
 
 def test_an_unfinished_mlflow_trace_is_unscored_and_not_a_failure_of_the_agent(tmp_path: Path) -> None:
-    path = lines(tmp_path / "x.jsonl", mlflow_trace([mlflow_span(1, "LLM", "a", "b")], state="IN_PROGRESS"))
+    path = lines(tmp_path / "x.jsonl", mlflow_trace(mlflow_span(1, "LLM", "a", "b"), state="IN_PROGRESS"))
     (run,), _ = read("mlflow", path)
     assert (run.status, run.error) == ("error", "the trace was not finished when it was exported")
 
 
 def test_mlflow_traces_in_lists_pages_and_tables_are_read(tmp_path: Path) -> None:
-    trace = mlflow_trace([mlflow_span(1, "CHAT_MODEL", {"messages": [{"role": "user", "content": "a"}]}, "b")])
+    trace = mlflow_trace(mlflow_span(1, "CHAT_MODEL", {"messages": [{"role": "user", "content": "a"}]}, "b"))
     for document in (
         [trace],
         {"traces": [trace]},
@@ -55,5 +38,5 @@ def test_mlflow_traces_in_lists_pages_and_tables_are_read(tmp_path: Path) -> Non
 def test_a_conversation_without_an_answer_keeps_its_last_message(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "a"}]
     span = mlflow_span(1, "CHAT_MODEL", None, None, **{"mlflow.chat.messages": talk})
-    (run,), _ = read("mlflow", lines(tmp_path / "x.jsonl", mlflow_trace([span])))
+    (run,), _ = read("mlflow", lines(tmp_path / "x.jsonl", mlflow_trace(span)))
     assert body(run.transitions[0])["messages"] == talk

@@ -116,13 +116,8 @@ def test_messages_as_attributes_in_json_with_every_kind_of_part(tmp_path: Path) 
     call = only(otlp(tmp_path, span(1, EVERY_KIND_OF_PART, duration=0.25)))
     assert body(call) == PARTS_AS_CHAT
     assert call.response == ANSWERED_AS_CHAT
-    assert (call.model, call.output, call.prompt_tokens, call.completion_tokens, call.cost_usd) == (
-        "gpt",
-        "done",
-        7,
-        3,
-        0.125,
-    )
+    assert (call.model, call.output, call.cost_usd) == ("gpt", "done", 0.125)
+    assert (call.prompt_tokens, call.completion_tokens) == (7, 3)
     assert (call.started_at, call.latency_ms, call.request["span"]) == (T0, 250.0, f"{1:016x}")
 
 
@@ -135,25 +130,20 @@ def test_messages_as_structured_attributes(tmp_path: Path) -> None:
     assert call.output == "hi"
 
 
+SYSTEM_EVENT, USER_EVENT = (
+    (f"gen_ai.{role}.message", {"content": content}) for role, content in (("system", "s"), ("user", "hello"))
+)
+HI = {"finish_reason": "stop", "index": 0}
 EVENTS = {
     "as the conventions had them": [
-        ("gen_ai.system.message", {"content": "s"}),
-        ("gen_ai.user.message", {"content": "hello"}),
-        (
-            "gen_ai.choice",
-            {"index": 0, "finish_reason": "stop", "message": json.dumps({"role": "assistant", "content": "hi"})},
-        ),
+        SYSTEM_EVENT,
+        USER_EVENT,
+        ("gen_ai.choice", {**HI, "message": json.dumps({"role": "assistant", "content": "hi"})}),
     ],
     "Azure's, with all in one attribute": [
-        (
-            "gen_ai.system.message",
-            {"gen_ai.system": "az.ai.inference", "gen_ai.event.content": '{"role": "system", "content": "s"}'},
-        ),
+        ("gen_ai.system.message", {"gen_ai.event.content": '{"role": "system", "content": "s"}'}),
         ("gen_ai.user.message", {"gen_ai.event.content": '{"role": "user", "content": "hello"}'}),
-        (
-            "gen_ai.choice",
-            {"gen_ai.event.content": '{"message": {"content": "hi"}, "finish_reason": "stop", "index": 0}'},
-        ),
+        ("gen_ai.choice", {"gen_ai.event.content": json.dumps({**HI, "message": {"content": "hi"}})}),
     ],
     "Strands', with Bedrock's contents": [
         ("gen_ai.system.message", {"content": '[{"text": "s"}]'}),
@@ -161,8 +151,8 @@ EVENTS = {
         ("gen_ai.choice", {"message": '[{"text": "hi"}]', "finish_reason": "end_turn"}),
     ],
     "with dots": [
-        ("gen_ai.system.message", {"content": "s"}),
-        ("gen_ai.user.message", {"content": "hello"}),
+        SYSTEM_EVENT,
+        USER_EVENT,
         ("gen_ai.choice", {"finish_reason": "stop", "message.role": "assistant", "message.content": "hi"}),
     ],
     "of 1.27": [
@@ -180,18 +170,9 @@ EVENTS = {
 
 @pytest.mark.parametrize("events", EVENTS.values(), ids=EVENTS)
 def test_messages_as_span_events(tmp_path: Path, events: list[tuple[str, dict[str, Any]]]) -> None:
-    recorded = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.model": "m",
-        "gen_ai.usage.prompt_tokens": 4,
-        "gen_ai.usage.completion_tokens": 1,
-    }
-    call = only(
-        otlp(
-            tmp_path,
-            span(1, recorded, events=[{"name": name, "attributes": attributes(payload)} for name, payload in events]),
-        )
-    )
+    recorded = {"gen_ai.operation.name": "chat", "gen_ai.usage.prompt_tokens": 4, "gen_ai.usage.completion_tokens": 1}
+    written = [{"name": name, "attributes": attributes(payload)} for name, payload in events]
+    call = only(otlp(tmp_path, span(1, recorded, events=written)))
     assert body(call)["messages"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
     assert choice(call) == {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     assert (call.prompt_tokens, call.completion_tokens) == (4, 1)
@@ -216,3 +197,31 @@ def test_pydantic_ai_lists_its_events_in_an_attribute(tmp_path: Path) -> None:
     ]
     call = only(otlp(tmp_path, span(1, {"gen_ai.operation.name": "chat", "events": json.dumps(events)})))
     assert (body(call)["messages"], call.output) == ([{"role": "user", "content": "hello"}], "hi")
+
+
+@pytest.mark.parametrize("bad", ["NaN", "-1", "abc", "1e400", str(2**31), True, None, [1], {"a": 1}, "9" * 5000])
+def test_a_missing_count_is_unknown_and_never_zero(tmp_path: Path, bad: Any) -> None:
+    written = [
+        *attributes({"gen_ai.operation.name": "chat"}),
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": bad}},
+    ]
+    call = only(otlp(tmp_path, {**span(1), "attributes": written}))
+    assert (call.prompt_tokens, call.completion_tokens) == (None, None)
+
+
+def test_a_document_lines_and_an_array_give_the_same_rollouts(tmp_path: Path) -> None:
+    spans = [span(1), span(2, chat("a"), parent=1, at=1), span(3, chat("b"), parent=1, at=2)]
+    forms = {
+        "document": json.dumps(request(*spans), indent=2), "one line": json.dumps(request(*spans)),
+        "lines": "\n".join(json.dumps(request(item)) for item in spans),
+        "array": json.dumps([request(item) for item in spans], indent=1),
+        "array in lines": "[\n" + ",\n".join(json.dumps(request(item)) for item in spans) + "\n]\n",
+        "array of one": "[\n" + json.dumps(request(*spans)) + "\n]\n",
+        "documents": "\n".join(json.dumps(request(item), indent=2) for item in spans),
+        "bom": "\ufeff" + "\n".join(json.dumps(request(item)) for item in spans),
+        "blank lines": "\n\r\n" + "\n\n".join(json.dumps(request(item)) for item in spans) + "\n \n",
+    }  # fmt: skip
+    for name, text in forms.items():
+        (path := tmp_path / "x.json").write_text(text, encoding="utf-8")
+        (run,), skipped = read("otlp", path)
+        assert ([t.output for t in run.transitions], skipped) == (["a", "b"], []), name

@@ -9,16 +9,29 @@ with a tool call in front of a scripted model wrote `otlp_pydantic_ai.jsonl` (py
 stores them) and `otlp_*_final.jsonl`.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from importing_rows import ADD, CALLS, DATA, body, chat, choice, otlp, read, span
+from importing_rows import CALLS, DATA, body, choice, read
 
 from assay.errors import DataError, MissingExtra
 from assay.traces import ToolCall
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two whole numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
 
 RAISED = "invalid literal for int() with base 10: 'x'"
 BURNT = "Error code: 500 - the server is on fire"
@@ -49,15 +62,14 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
-def test_recorded_traces_of_every_tracer_give_the_same_rollout(
+def test_recorded_traces_of_every_tracer_give_the_same_rollouts(
     name: str, kind: str, with_tools: bool, input_name: str
 ) -> None:
-    (run, _), _ = read(kind, DATA / name)
+    (run, failed), _ = read(kind, DATA / name)
     assert (run.status, run.error, run.source, run.program) == ("done", None, kind, "adder")
     assert run.inputs == {input_name: "What is 12 + 30?"}
-    assert run.prediction == {
-        "output": FINAL_ANSWER
-    }  # in the events' file the root span says nothing: it is the last call's answer
+    # in the events' file the root span says nothing: it is the last call's answer
+    assert run.prediction == {"output": FINAL_ANSWER}
     first, second = run.transitions
     assert (body(first)["messages"], body(second)["messages"]) == (PROMPT, CALLED)
     assert body(first).get("tools") == ([ADD] if with_tools else None)
@@ -66,9 +78,8 @@ def test_recorded_traces_of_every_tracer_give_the_same_rollout(
     assert choice(second)["message"] == {"role": "assistant", "content": FINAL_ANSWER}
     if "langfuse" not in name:  # which records no reasons, and the answer's model
         assert (choice(first)["finish_reason"], choice(second)["finish_reason"]) == ("tool_calls", "stop")
-        assert [t.model for t in run.transitions] == [
-            "smollm2-135m"
-        ] * 2  # as it was asked for, not as the answer names it
+        # as it was asked for, not as the answer names it
+        assert [t.model for t in run.transitions] == ["smollm2-135m"] * 2
     assert (first.output, second.output) == ("", FINAL_ANSWER)
     assert [(t.prompt_tokens, t.completion_tokens) for t in run.transitions] == [(91, 23), (66, 12)]
     assert first.tools[0] == ToolCall(name="add", arguments={"a": 12, "b": 30}, result="42")
@@ -79,43 +90,35 @@ def test_recorded_traces_of_every_tracer_give_the_same_rollout(
     assert 5 < first.latency_ms < 60 < second.latency_ms < 600
     assert run.started_at <= first.started_at < second.started_at < (run.ended_at or 0)
     assert 1_795_305_000 < run.started_at < 1_795_306_000  # when they were recorded
-
-
-@pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
-def test_a_run_whose_model_failed_is_a_failed_rollout_with_its_call(
-    name: str, kind: str, with_tools: bool, input_name: str
-) -> None:
-    (_, failed), _ = read(kind, DATA / name)
-    assert failed.status == "failed"
-    assert str(failed.error).removeprefix("InternalServerError: ").removeprefix("openai.") == BURNT
-    assert (failed.inputs, failed.prediction) == ({input_name: "boom"}, None)
-    (call,) = failed.transitions
-    assert str(call.error).removeprefix("InternalServerError: ").removeprefix("openai.") == BURNT
-    assert body(call)["messages"] == [PROMPT[0], {"role": "user", "content": "boom"}]
-    assert (call.output, call.response, call.prompt_tokens, call.tools) == ("", None, None, [])
+    call_failed = failed.transitions[0]
+    for error in (failed.error, call_failed.error):
+        assert str(error).removeprefix("InternalServerError: ").removeprefix("openai.") == BURNT
+    assert (failed.status, failed.inputs, failed.prediction) == ("failed", {input_name: "boom"}, None)
+    assert body(call_failed)["messages"] == [PROMPT[0], {"role": "user", "content": "boom"}]
+    assert (call_failed.output, call_failed.response, call_failed.prompt_tokens) == ("", None, None)
+    assert (len(failed.transitions), call_failed.tools) == (1, [])
 
 
 @pytest.mark.parametrize(
-    ("name", "result", "answer"),
+    ("name", "calls", "answers"),
     [
-        ("final_result", None, {"output": "42"}),
-        ("final_result", "Final result processed.", {"output": "42"}),
-        ("search", "42", {"output": "42"}),
+        ("otlp_pydantic_ai.jsonl", [3, 3, 3], [42, '{"value": 42, "unit": "42"}', "The answer is 42."]),
+        ("otlp_openinference_final.jsonl", [3], ["42"]),
+        ("otlp_openllmetry_final.jsonl", [3], ["42"]),
+        ("mlflow_2.json", [1], ["42"]),
+        ("mlflow_3_flavours.json", [3], ["yes"]),
     ],
 )
-def test_a_recorded_conversation_that_ends_with_a_tool_call_has_an_answer(
-    tmp_path: Path, name: str, result: str | None, answer: dict[str, Any]
-) -> None:  # fmt: skip
-    talk = [
-        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": name, "arguments": {"answer": "42"}}]}
-    ]
-    talk += (
-        []
-        if result is None
-        else [{"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": result}]}]
-    )
-    (run,), _ = otlp(tmp_path, span(1, {"gen_ai.output.messages": json.dumps(talk)}), span(2, chat("x"), parent=1))
-    assert run.prediction == answer
+def test_recorded_agents_of_other_kinds_have_their_answers(name: str, calls: list[int], answers: list[Any]) -> None:
+    """The first three end with a tool call that is the answer."""
+    rollouts, _ = read(name.partition("_")[0], DATA / name)
+    assert [len(run.transitions) for run in rollouts] == calls
+    assert [(run.status, (run.prediction or {})["output"]) for run in rollouts] == [("done", a) for a in answers]
+
+
+def test_a_recording_without_content_is_structure_alone() -> None:
+    rollouts, _ = read("otlp", DATA / "otlp_openai_v2_no_content.jsonl")
+    assert [(run.status, run.inputs, run.prediction) for run in rollouts] == [("done", {}, None), ("failed", {}, None)]
 
 
 def test_users_and_sessions_of_tracers_are_stored() -> None:
@@ -138,9 +141,8 @@ def test_protobuf_gives_the_same_rollouts_as_json() -> None:
 def test_protobuf_messages_after_their_lengths_are_read_one_by_one(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2", reason="opentelemetry-proto is not installed")
     message = (DATA / "otlp_openai_v2.pb").read_bytes()
-    (path := tmp_path / "x.pb").write_bytes(
-        len(message).to_bytes(4, "big") + message + (999).to_bytes(4, "big") + message[:100]
-    )
+    cut = (999).to_bytes(4, "big") + message[:100]
+    (path := tmp_path / "x.pb").write_bytes(len(message).to_bytes(4, "big") + message + cut)
     rollouts, skipped = read("otlp", path)
     assert len(rollouts) == 2
     assert [skip.where for skip in skipped] == [f"{path}[1]"]

@@ -1,7 +1,5 @@
 """Anonymization: detected and unchanged values."""
 
-from typing import Any
-
 import pytest
 from hypothesis import example, given, strategies as st
 from privacy_values import A, D, H, make, matched
@@ -57,9 +55,6 @@ PERSONAL = [
 ]
 
 
-# -- detected values
-
-
 @pytest.mark.parametrize(("text", "kind", "value"), PERSONAL)
 def test_personal_values_are_found(text: str, kind: str, value: str) -> None:
     assert matched(text) == [(kind, value)]
@@ -81,6 +76,7 @@ SECRETS = [
     (f"Authorization: Bearer {H}", H, "bearer"),
     ("postgresql://app:hunter2@db/x", "app:hunter2", "login"),
     ("https://me:p@ss@host/x", "me:p@ss", "login"),
+    ("https://jane:hunter2@gmail.com/x", "jane:hunter2", "login"),  # and not as an address
     ("password=swordfish", "swordfish", "password"),
     ("DB_PASSWORD='two words'", "two words", "password"),
     ('{"passwd": "hunter2", "x": 1}', "hunter2", "password"),
@@ -96,6 +92,7 @@ SECRETS = [
     ("mysql -p'hunter2' shop", "hunter2", "password"),
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nab/+\n-----END RSA PRIVATE KEY-----", None, "private-key"),
     ("-----BEGIN PRIVATE KEY-----\nMIIEabc", None, "private-key"),
+    ("-----BEGIN PRIVATE KEY-----\nPerson 3f2a91bc 400000123456789012\n-----END PRIVATE KEY-----", None, "private-key"),
 ]
 
 
@@ -112,12 +109,6 @@ def test_secrets_are_never_in_the_table() -> None:
     assert anonymizer.text("say open sesame", [KnownValue("secret", "open sesame")]) == "say [secret known]"
     assert list(anonymizer.table.values()) == ["jane@gmail.com"]
     assert anonymizer.counts == {"email": 1, "secret": 3}
-
-
-def test_a_secret_inside_a_personal_value_is_replaced_as_a_secret() -> None:
-    assert make().text("https://jane:hunter2@gmail.com/x") == "https://[secret login]@gmail.com/x"
-    key = "-----BEGIN PRIVATE KEY-----\nPerson 3f2a91bc 400000123456789012\n-----END PRIVATE KEY-----"
-    assert make().text(f"a {key} b") == "a [secret private-key] b"
 
 
 CLEAN = """42 - 73 = -31
@@ -179,9 +170,6 @@ function_call(2127365000)
 It was $1,234,567,890.12"""
 
 
-# -- unchanged values
-
-
 @pytest.mark.parametrize("text", CLEAN.split("\n"))
 def test_values_without_personal_data_are_unchanged(text: str) -> None:
     anonymizer = make()
@@ -204,15 +192,4 @@ operators = st.sampled_from([" + ", " - ", " * ", " / ", "+", "*", "/", "**", " 
 @given(st.lists(st.tuples(numbers, operators), max_size=8), numbers, st.sampled_from(["", " =", " = ?", " is"]))
 def test_numbers_in_arithmetic_are_unchanged(terms: list[tuple[str, str]], last: str, end: str) -> None:
     text = "".join(number + operator for number, operator in terms) + last + end
-    assert make().text(text) == text
-
-
-@given(
-    st.datetimes(),
-    st.sampled_from(
-        ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M", "%m/%d/%Y", "%Y%m%dT%H%M%SZ", "%H:%M:%S.%f", "%d %B %Y", "%d-%m-%Y"]
-    ),
-)
-def test_dates_without_a_label_are_unchanged(when: Any, form: str) -> None:
-    text = f"from {when:{form}} to {when:{form}}"
     assert make().text(text) == text

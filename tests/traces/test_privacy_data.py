@@ -17,53 +17,30 @@ from assay.traces.privacy.names import KnownValue
 JANE = KnownValue("person", "Jane Q. Doe")
 
 
-# -- data
-
-
 def test_anonymized_data_keeps_its_structure_and_types() -> None:
     data = {"a": [1, 2.5, None, True, {"b": ("x", b"y")}], 7: "jane@gmail.com", "n": 2127365000, "t": 1717171717171}
-    out = make().value(data)
-    assert out == {
-        "a": [1, 2.5, None, True, {"b": ["x", b"y"]}],
-        7: make().text("jane@gmail.com"),
-        "n": 2127365000,
-        "t": 1717171717171,
-    }
+    parts = [1, 2.5, None, True, {"b": ["x", b"y"]}]
+    mail = make().text("jane@gmail.com")
+    assert make().value(data) == {"a": parts, 7: mail, "n": 2127365000, "t": 1717171717171}
     assert data["a"][4] == {"b": ("x", b"y")}  # type: ignore[index]
 
 
 def test_field_names_serve_as_labels() -> None:
-    out = make().value(
-        {
-            "phone": "2127365000",
-            "phones": ["2127365001"],
-            "dob": "1984-05-03",
-            "ssn": 536904399,
-            "card_number": 4111111111111111,
-        }
-    )
+    numbers = {"ssn": 536904399, "card_number": 4111111111111111}
+    out = make().value({"phone": "2127365000", "phones": ["2127365001"], "dob": "1984-05-03", **numbers})
     assert out["phone"] == make().text("(212) 736-5000")
     assert out["phones"][0] == make().text("(212) 736-5001")
     assert re.fullmatch(r"1[1-8]\d\d-\d\d-\d\d", out["dob"])
     assert (out["ssn"], out["card_number"]) == (make().text("536-90-4399"), make().text("4111111111111111"))
-    assert make().value({"id": "2127365000", "created_at": "1984-05-03"}) == {
-        "id": "2127365000",
-        "created_at": "1984-05-03",
-    }
+    unlabelled = {"id": "2127365000", "created_at": "1984-05-03"}
+    assert make().value(unlabelled) == unlabelled
 
 
 def test_values_of_secret_fields_are_secrets() -> None:
     anonymizer = make()
-    assert anonymizer.value(
-        {"password": 'a "b" c', "apiKey": H, "passed": "yes", "token": "word", "max_tokens": "512", "key": "name"}
-    ) == {
-        "password": "[secret password]",
-        "apiKey": "[secret token]",
-        "passed": "yes",
-        "token": "word",
-        "max_tokens": "512",
-        "key": "name",
-    }
+    plain = {"passed": "yes", "token": "word", "max_tokens": "512", "key": "name"}
+    masked = {"password": "[secret password]", "apiKey": "[secret token]", **plain}
+    assert anonymizer.value({"password": 'a "b" c', "apiKey": H, **plain}) == masked
     assert anonymizer.counts == {"secret": 2}
 
 
@@ -101,18 +78,17 @@ HOSTILE = {
     "nul": "\0", "emoji": "👩‍👩‍👧",
     "surrogates": "\ud800", "big small letters": "İ", "blanks": " ", "lines": "\n", "hyphens": "1-",
     "SG": "SG.aaaaaaaaaaaaaaaaa", "urls": "https://a@",
+    "capitals": "A", "short words": "Aa ", "fractions": "12/", "brackets": "(1", "calles": "Calle ", "calls": "call ",
+    "initials": "12 A. ",
 }  # fmt: skip
-
-
-# -- hostile texts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.timeout(120)  # under a second each; what is quadratic takes minutes
+@pytest.mark.timeout(30)  # a fifth of a second each; what is quadratic takes minutes
 def test_hostile_texts_take_linear_time(name: str) -> None:
     unit = HOSTILE[name]
-    for text in (unit * (200_000 // len(unit)), unit * (200_000 // len(unit)) + "x"):
+    for text in (unit * (100_000 // len(unit)), unit * (100_000 // len(unit)) + "x"):
         anonymizer = make()
         out = anonymizer.text(text, [JANE])
         anonymizer.value({text[:5000]: [text]}, [JANE])
@@ -141,12 +117,8 @@ def test_numbers_in_json_texts_are_replaced_by_strings_where_they_must() -> None
 
 def test_the_longer_of_two_overlapping_matches_is_used_and_surrogates_are_not_split() -> None:
     assert matched("jane.doe@gmail.com", JANE) == [("email", "jane.doe@gmail.com")]
-    known = [
-        KnownValue("organisation", "Example"),
-        KnownValue("id", "555"),
-        KnownValue("secret", "secret"),
-        KnownValue("person", "Person Place"),
-    ]
+    values = {"organisation": "Example", "id": "555", "secret": "secret", "person": "Person Place"}
+    known = [KnownValue(kind, value) for kind, value in values.items()]
     once = make().text("jane@gmail.com (212) 736-5000 tell the secret to Example of Person Place", known)
     assert make().text(once, known) == once
 

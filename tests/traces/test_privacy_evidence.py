@@ -6,10 +6,8 @@ from collections.abc import Callable
 import pytest
 from export_rows import add_rollout, exported, store as store, turn
 
-from assay.errors import ConfigError
 from assay.traces import Store
 from assay.traces.export.hiding import Hider
-from assay.traces.export.settings import Gates, UngatedExport
 from assay.traces.privacy.anonymizer import Anonymizer
 from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES, Canaries, Recall
 from assay.traces.privacy.names import TYPES
@@ -47,28 +45,18 @@ def patterns() -> Callable[[str], list[EntityMatch]]:
     return Anonymizer(b"0" * 32, engine="patterns").find
 
 
-@pytest.mark.parametrize("language", TEXTS)
-def test_every_language_with_canaries_is_recognised(language: str) -> None:
+@pytest.mark.parametrize("language", [*TEXTS, *OTHERS])
+def test_every_language_is_recognised_or_named_as_not_tested(language: str) -> None:
     canaries = Canaries()
-    canaries.see([TEXTS[language]])
-    assert dict(canaries.rows) == {language: 1}
-    assert not canaries.not_tested
-
-
-@pytest.mark.parametrize("language", OTHERS)
-def test_a_language_without_canaries_is_named_as_not_tested(language: str) -> None:
-    canaries = Canaries()
-    canaries.see([TEXTS["en"]])
-    canaries.see([OTHERS[language]])
-    assert canaries.rows["en"] == 1
-    assert canaries.not_tested == {"unknown": 1}
+    canaries.see([TEXTS.get(language) or OTHERS[language]])
+    assert dict(canaries.rows) == {language if language in TEXTS else "unknown": 1}
+    assert canaries.not_tested == ({} if language in TEXTS else {"unknown": 1})
 
 
 def test_a_row_has_every_language_of_its_texts() -> None:
     canaries = Canaries()
-    canaries.see(
-        ["Your input fields are:\n1. `mail` (str): the text of the mail\n" + TEXTS["de"], TEXTS["ja"], "山田太郎"]
-    )
+    fields = "Your input fields are:\n1. `mail` (str): the text of the mail\n"
+    canaries.see([fields + TEXTS["de"], TEXTS["ja"], "山田太郎"])
     assert dict(canaries.rows) == {"en": 1, "de": 1, "ja": 1}
     canaries.see(["def add(a, b):\n    return a + b", "user", "42"])
     assert canaries.rows.total() == 3
@@ -151,37 +139,19 @@ def test_a_detector_that_misses_a_share_of_one_type_is_not_verified() -> None:
 
 
 @pytest.mark.slow
-def test_an_export_in_japanese_with_names_left_is_not_called_verified(store: Store) -> None:
+def test_an_export_with_names_left_is_not_called_verified_and_has_no_planted_value(store: Store) -> None:
     for at, name in enumerate(("山田太郎", "佐藤健", "渡辺さくら")):
-        add_rollout(
-            store, turn(0, f"{name}様より：荷物が届いていません。", f"{name}様、申し訳ございません。"), task=f"t{at}"
-        )
-    _, manifest = exported(store, "sft")
-    privacy = manifest["privacy"]
-    assert (privacy["state"], privacy["verified"]) == ("patterns only", False)
-    assert privacy["languages"] == {"ja": 3}
-    names = privacy["recall"]["ja"]["person"]
-    assert (names["verified"], names["planted"]) == (False, 120)
-    gate = next(gate for gate in manifest["gates"] if gate["gate"] == "privacy")
-    assert (gate["value"], gate["passed"]) == ("patterns only", True)
-    assert gate["warning"]
-    strict = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="names")
-    with pytest.raises(UngatedExport):
-        exported(store, "sft", "out2", gates=strict)
-
-
-@pytest.mark.slow
-def test_planted_values_are_neither_counted_nor_kept(store: Store) -> None:
+        answer = f"{name}様、申し訳ございません。"
+        add_rollout(store, turn(0, f"{name}様より：荷物が届いていません。", answer), task=f"t{at}")
     add_rollout(store, turn(0, TEXTS["en"], "It is on its way to you."))
     rows, manifest = exported(store, "sft")
-    assert manifest["privacy"]["found"] == {}
-    assert rows[0]["prompt"][0]["content"] == TEXTS["en"]
+    privacy = manifest["privacy"]
+    assert (privacy["state"], privacy["verified"], privacy["found"]) == ("patterns only", False, {})
+    assert privacy["languages"] == {"ja": 3, "en": 1}
+    names = privacy["recall"]["ja"]["person"]
+    assert (names["verified"], names["planted"]) == (False, 120)
+    assert TEXTS["en"] in [row["prompt"][0]["content"] for row in rows]
     hider = hider_of(TEXTS["en"])
     hider.to_dict()
     assert hider.anonymizer is not None
     assert hider.anonymizer.table == {}
-
-
-def test_unknown_gates_are_refused() -> None:
-    with pytest.raises(ConfigError):
-        Gates(privacy="maybe")

@@ -19,6 +19,9 @@ def hidden(text: str, engine: str = "patterns") -> str:
     return Anonymizer(KEY, engine=engine).text(text)
 
 
+# -- recall
+
+
 @pytest.fixture(scope="module")
 def recall() -> Any:
     pytest.importorskip("faker")
@@ -32,33 +35,31 @@ def recall() -> Any:
     return module
 
 
-def test_recall_goals_with_patterns_alone_are_met_on_held_out_texts(recall: Any) -> None:
-    measured = recall.measure("held-out", 480, 5, "patterns", subject=False)
-    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
-    assert shares["phone"] >= 0.95
-    assert shares["date"] >= 0.80
-    assert shares["street"] >= 0.60
-    assert measured["clean_changed"] <= 0.02 * measured["clean"]
+DATES = {"date": 0.80, "longdate": 0.80, "shortdate": 0.80}
 
 
-@LISTED
 @pytest.mark.slow
-def test_recall_goals_with_name_lists_are_met_on_held_out_texts(recall: Any) -> None:
-    measured = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
-    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
-    assert shares["person"] >= 0.80
-    assert shares["place"] >= 0.80
+@pytest.mark.parametrize(
+    ("texts", "size", "seed", "engine", "goals"),
+    [
+        ("held-out", 480, 5, "patterns", {"phone": 0.95, "date": 0.80, "street": 0.60}),
+        ("stored", 480, 5, "patterns", DATES),  # prompts and outputs as they are stored
+        pytest.param("held-out", 1500, 4000, "gazetteers", {"person": 0.80, "place": 0.80}, marks=LISTED),
+        pytest.param(
+            "stored", 480, 5, "gazetteers", {**DATES, "first": 0.8, "person": 0.8, "place": 0.8}, marks=LISTED
+        ),
+    ],
+)
+def test_recall_goals_are_met_on_generated_texts(
+    recall: Any, texts: str, size: int, seed: int, engine: str, goals: dict[str, float]
+) -> None:
+    measured = recall.measure(texts, size, seed, engine, subject=False)
+    for kind, goal in goals.items():
+        assert measured["types"][kind]["recall"] >= goal, kind
     assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
-@pytest.mark.parametrize("engine", ["patterns", pytest.param("gazetteers", marks=LISTED)])
-@pytest.mark.slow
-def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(recall: Any, engine: str) -> None:
-    measured = recall.measure("stored", 480, 5, engine, subject=False)
-    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
-    for kind in ("date", "longdate", "shortdate", *(("first", "person", "place") if engine == "gazetteers" else ())):
-        assert shares[kind] >= 0.80, kind
-    assert measured["clean_changed"] <= 0.02 * measured["clean"]
+# -- what is found
 
 
 @pytest.mark.parametrize(
@@ -81,42 +82,6 @@ def test_dates_alone_in_a_field_and_in_short_forms_are_replaced(text: str) -> No
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        '{"created_at": "2024-05-03"}',
-        "1/2/24",
-        "1988-04-12",
-        "12/4/3 = 1",
-        "on 99/99/24 of them we agree",
-        "It is 5/3/24 of the whole of it",
-        "2024-05-03\n2024-05-04",
-    ],
-)
-def test_numbers_that_are_not_dates_are_unchanged(text: str) -> None:
-    assert hidden(text) == text
-
-
-@LISTED
-@pytest.mark.slow
-def test_names_in_values_of_json_are_replaced() -> None:
-    anonymizer = Anonymizer(KEY, engine="gazetteers")
-    data = {
-        "name": "Priya",
-        "patient": "Priya Patel",
-        "others": [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}],
-    }
-    for text in (
-        json.dumps(anonymizer.value(data)),
-        anonymizer.text(json.dumps(data, ensure_ascii=False)),
-        anonymizer.text(json.dumps(json.dumps(data, ensure_ascii=False), ensure_ascii=False)),
-    ):
-        assert not any(name in text for name in ("Priya", "Patel", "Ana"))
-        assert "Widget" in text
-        assert "search" in text
-    assert anonymizer.value({"client": "Acme Corp"}) == {"client": "Acme Corp"}
-
-
-@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("Please call me back on 3354118578 before Friday.", "3354118578"),
@@ -132,93 +97,60 @@ def test_names_in_values_of_json_are_replaced() -> None:
         ("Please ring 612 - 345 - 678 before Friday", "345"),
         ("What is 415-333-2671 doing in my list of calls?", "2671"),
         ("The flat is new, please write to the tenant:\nBellevue 12\n8001 Zürich", "Bellevue 12"),
+        ("The login from 12.3.4.5 was not me", "12.3.4.5"),
+        ("; 12.10.10.10 ;", "12.10.10.10"),
+        ("口座番号はGB82WEST12345698765432です。", "12345698"),
+        ("계좌는GB82WEST12345698765432입니다.", "12345698"),
     ],
 )
 def test_personal_data_in_the_forms_of_several_countries_is_replaced(text: str, value: str) -> None:
     assert value not in hidden(text)
 
 
+@LISTED
 @pytest.mark.parametrize(
-    "text",
+    ("text", "parts"),
     [
-        "Python 10.15.7.3 and Rust are fast.",
-        "Upgrade the driver 2.14.3.9 first.",
-        "app 4.3.2.10 and above",
-        "2024-05-03 12:30:45,123 INFO worker-3 started the job again",
-        "Released 2024-05-03 under the licence of the project",
-        "(946) 625-1341 simplifies to -395",
-        "How much is 11 - 797 - 682?",
-        "Work out 1892 - 0 - 263 - 729. Let me see: 137 - 289 - 4450 - (-795) = 0",
-        "What is 415 - 333 - 2671? It is a difference of three numbers",
-        "What is 11-797-682? It is a difference of three numbers",
-        "They produce 5 650 000 cars in each year, or $156 – (0.20)156.25 each",
-        "I would like to see it.\nPerson 2: So do my 4 friends.\nAnd 12+3=15 others come",
-        "mode 0755 0644 0600 for the three files of the user",
-        "The call took 9141520 cycles of the processor",
-        "CPF 111.222.333-44 is no valid one",
-        "The Pythagorean theorem: a^2 + b^2 = c^2.",
-        "Use Kubernetes in Production and Terraform in Staging.",
-        "<message>\nTicket 39: I cannot log in to see my order.\n</message>",
-        "<created_at>2024-05-03</created_at>",
-        "[[ ## message ## ]]\nTicket 39: I cannot log in to see my order.",
-        "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\n"
-        "Respond with a JSON object in the following order of fields: `team`.",
+        ("This was written by Jason R. Coombs in 2019.", "Jason R. Coombs"),
+        ("Author: Jason R. Coombs", "Jason R. Coombs"),
+        ("Seth M Larson fixed it.", "Seth Larson"),
+        ("I read J. R. R. Tolkien last summer.", "J. R. Tolkien"),
+        ("A book by J.K. Rowling", "J.K. Rowling"),
+        ("Coombs, Jason R.", "Coombs Jason R."),
+        ("From: SMITH, John A.", "SMITH John"),
+        ("to: Smith, John", "Smith John"),
+        ("De La Cruz, Juan", "De La Cruz Juan"),
+        ("Contact Jean-Luc de la Fontaine about it.", "Jean Luc Fontaine"),
+        ("Mr. O'Brien called.", "O'Brien"),
+        ("Please ask Dr. Müller-Lüdenscheidt.", "Müller Lüdenscheidt"),
+        ("Mr. van der Berg is here.", "van der Berg"),
+        ("Ursula K. Le Guin wrote novels.", "Ursula Guin"),
+        ("JASON R. COOMBS signed the form.", "JASON COOMBS"),
+        ("The form is complete.\n\nKind regards,\njason coombs", "jason coombs"),
+        ("my name is jason coombs and i need help", "jason coombs"),
+        ("Thanks to @jaraco for the report.", "jaraco"),
+        ("It is Jason Coombs's book.", "Jason Coombs"),
+        ("It was written by Jason R.\nCoombs long ago.", "Jason Coombs"),
+        ("Hello, I'm Jason Coombs.", "Jason Coombs"),
+        ("Coombs said that it is fine.", "Coombs"),
+        ("Written by Jason R. Coombs. COOMBS left, and Coombs's code stayed.", "Jason Coombs COOMBS"),
+        ("Dear Jane Miller, we met Pedro Gonzalez in Barcelona.", "Jane Miller Pedro Gonzalez Barcelona"),
+        ("12 Oak Road\nReading, RG1 2AB", "Reading"),
     ],
 )
-def test_versions_logs_and_prose_are_unchanged(text: str) -> None:
-    assert hidden(text) == text
-    if privacy_gazetteers.available():
-        assert hidden(text, "gazetteers") == text
+def test_the_whole_name_is_replaced(text: str, parts: str) -> None:
+    once = hidden(text, "gazetteers")
+    assert not [part for part in parts.split() if part in once.replace("Person ", "")]
+    assert hidden(once, "gazetteers") == once
 
 
 @LISTED
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Two sentences.\nEinstein's equation is known",
-        "at 5 km/h.\nAlice has 3 apples",
-        "Device MAC of the RFC 9953, ISO 8601",
-        "`steps` (str):\nAll interactions are structured",
-        "(list):\nReading comes first",
-        "Step 1\nMobile users skip it",
-    ],
-)
-def test_a_capitalised_word_at_the_start_of_a_line_is_not_a_place(text: str) -> None:
-    assert hidden(text, "gazetteers") == text
-    assert "Reading" not in hidden("12 Oak Road\nReading, RG1 2AB", "gazetteers")
-
-
-def test_an_ip_address_of_small_numbers_is_found_if_it_is_not_called_a_version() -> None:
-    assert "12.3.4.5" not in hidden("The login from 12.3.4.5 was not me")
-    assert "12.10.10.10" not in hidden("; 12.10.10.10 ;")
-
-
-@LISTED
-def test_names_and_places_are_found_by_lists() -> None:
-    text = hidden("Dear Jane Miller, we met Pedro Gonzalez in Barcelona.", "gazetteers")
-    assert not any(name in text for name in ("Jane", "Miller", "Pedro", "Gonzalez", "Barcelona"))
-    assert (
-        hidden("Will the March release read Reading lists?", "gazetteers")
-        == "Will the March release read Reading lists?"
+def test_a_family_name_alone_is_replaced_in_every_part_of_a_long_text() -> None:
+    filler = "\n\n".join("A paragraph about the weather and the sea. " * 20 for _ in range(6))
+    text = (
+        f"Coombs likes rain.\n\n{filler}\n\nIt was written by Jason R. Coombs.\n\n{filler}\n\nLater Coombs changed it."
     )
-    anonymizer = Anonymizer(KEY, engine="names")
-    assert anonymizer.finds_names
-    assert anonymizer.text(anonymizer.text("Dear Jane Miller,")) == anonymizer.text("Dear Jane Miller,")
-
-
-@pytest.mark.timeout(120)
-def test_hostile_texts_take_little_time(recall: Any) -> None:
-    for text in (
-        "1 " * 20_000,
-        "A" * 40_000,
-        "Aa " * 15_000 + "1",
-        "12/" * 15_000,
-        "(1" * 15_000,
-        "Calle " * 8_000,
-        "12 A. " * 8_000,
-        "call " * 10_000 + "1",
-    ):
-        hidden("start of text " + text)
+    assert "Coombs" not in hidden(text, "gazetteers")
 
 
 @LISTED
@@ -228,6 +160,94 @@ def test_a_given_name_alone_after_a_number_is_a_person() -> None:
     assert [match.type for match in find("I live in Paris.")] == ["place"]
 
 
-@pytest.mark.parametrize("text", ["口座番号はGB82WEST12345698765432です。", "계좌는GB82WEST12345698765432입니다."])
-def test_an_iban_between_letters_of_a_script_without_spaces_is_replaced(text: str) -> None:
-    assert "12345698" not in hidden(text)
+@LISTED
+@pytest.mark.slow
+def test_names_in_values_of_json_are_replaced() -> None:
+    anonymizer = Anonymizer(KEY, engine="gazetteers")
+    others = [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}]
+    data = {"name": "Priya", "patient": "Priya Patel", "others": others}
+    for text in (
+        json.dumps(anonymizer.value(data)),
+        anonymizer.text(json.dumps(data, ensure_ascii=False)),
+        anonymizer.text(json.dumps(json.dumps(data, ensure_ascii=False), ensure_ascii=False)),
+    ):
+        assert not any(name in text for name in ("Priya", "Patel", "Ana"))
+        assert "Widget" in text
+        assert "search" in text
+    assert anonymizer.value({"client": "Acme Corp"}) == {"client": "Acme Corp"}
+
+
+# -- what is not
+
+NUMBERS = [
+    '{"created_at": "2024-05-03"}',
+    "1/2/24",
+    "1988-04-12",
+    "12/4/3 = 1",
+    "on 99/99/24 of them we agree",
+    "It is 5/3/24 of the whole of it",
+    "2024-05-03\n2024-05-04",
+    "Python 10.15.7.3 and Rust are fast.",
+    "Upgrade the driver 2.14.3.9 first.",
+    "app 4.3.2.10 and above",
+    "2024-05-03 12:30:45,123 INFO worker-3 started the job again",
+    "Released 2024-05-03 under the licence of the project",
+    "(946) 625-1341 simplifies to -395",
+    "How much is 11 - 797 - 682?",
+    "Work out 1892 - 0 - 263 - 729. Let me see: 137 - 289 - 4450 - (-795) = 0",
+    "What is 415 - 333 - 2671? It is a difference of three numbers",
+    "What is 11-797-682? It is a difference of three numbers",
+    "They produce 5 650 000 cars in each year, or $156 – (0.20)156.25 each",
+    "I would like to see it.\nPerson 2: So do my 4 friends.\nAnd 12+3=15 others come",
+    "mode 0755 0644 0600 for the three files of the user",
+    "The call took 9141520 cycles of the processor",
+    "CPF 111.222.333-44 is no valid one",
+    "The Pythagorean theorem: a^2 + b^2 = c^2.",
+    "Use Kubernetes in Production and Terraform in Staging.",
+    "<message>\nTicket 39: I cannot log in to see my order.\n</message>",
+    "<created_at>2024-05-03</created_at>",
+    "[[ ## message ## ]]\nTicket 39: I cannot log in to see my order.",
+    "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\n"
+    "Respond with a JSON object in the following order of fields: `team`.",
+]
+PROSE = [
+    "Two sentences.\nEinstein's equation is known",
+    "at 5 km/h.\nAlice has 3 apples",
+    "Device MAC of the RFC 9953, ISO 8601",
+    "`steps` (str):\nAll interactions are structured",
+    "(list):\nReading comes first",
+    "Step 1\nMobile users skip it",
+    "Use Ruby with Jenkins and Travis CI.",
+    "Reading Victoria Metrics docs",
+    "Deploy Django, Flask or Apache Mercury.",
+    "Will Mark May chase the Chase bug with Grace?",
+    "Hugo, Julia, Swift, Crystal, Ada, Haskell, Pascal and Kotlin are languages.",
+    "# Jordan Release Notes",
+    "Install Anaconda or Jupyter Lab.",
+    "See [Ruby on Rails](http://x.org) and `Paris`.",
+    "Crystal Reports for Java",
+    "to Apache Airflow from Celery Beat",
+    "The @property and @dataclass decorators",
+    "from Jordan import May",
+    "Add it to Python, Ruby and Go",
+    "Copy from Redis, Ruby uses it",
+    "Hugging Face Hub for Deep Learning",
+    "Supports Ada Lovelace GPUs",
+    "Dear Python users, hello World",
+    "Jenkins said the build failed",
+    "Written by Apache Software Foundation",
+    "name: String",
+    "Build tools for Visual Studio, and Visual C++",
+    "Will the March release read Reading lists?",
+]
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_that_are_no_personal_data_are_unchanged(text: str) -> None:
+    assert hidden(text) == text
+
+
+@LISTED
+@pytest.mark.parametrize("text", [*NUMBERS, *PROSE])
+def test_words_on_the_lists_are_unchanged_in_technical_prose(text: str) -> None:
+    assert hidden(text, "gazetteers") == text

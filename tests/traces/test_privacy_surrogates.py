@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 from privacy_values import make, matched
 
 from assay.errors import ConfigError, DataError
@@ -65,19 +65,6 @@ def texts(draw: Any) -> tuple[str, list[tuple[str, str]]]:
     return " ; ".join([draw(words), *(f"{value} ; {draw(words)}" for _, value in inside)]), inside
 
 
-# -- surrogates
-
-
-@settings(deadline=None)
-@given(texts())
-def test_anonymizing_twice_changes_nothing_the_second_time(drawn: tuple[str, list[tuple[str, str]]]) -> None:
-    once = make().text(drawn[0])
-    again = make()
-    assert again.text(once) == once
-    assert not again.counts
-
-
-@settings(deadline=None)
 @given(st.text(max_size=200), st.text(max_size=30))
 def test_a_second_anonymization_changes_no_text(text: str, name: str) -> None:
     known = [KnownValue("person", name), KnownValue("id", name[::-1])]
@@ -94,7 +81,6 @@ around = st.lists(
 ).map(lambda pieces: "".join(pieces).strip())
 
 
-@settings(deadline=None)
 @given(around, around)
 @example("phone:", "7365000")
 @example("password =", "hunter2")
@@ -115,62 +101,32 @@ def test_a_long_text_that_ends_in_an_empty_line_is_read(text: str) -> None:
     assert "jane@gmail.com" not in make().text(f"jane@gmail.com {text}")
 
 
-def test_only_new_parts_of_a_growing_text_are_anonymized_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_text_is_anonymized_as_a_whole_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
-    turns = [
-        f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(rng.randrange(80)))}"
-        for n in range(60)
-    ]
+    turns = [f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(40))}" for n in range(60)]
     anonymizer, uncached = make(), make()
-    read: list[int] = []
-    anonymise = Anonymizer.anonymize_part
-    monkeypatch.setattr(
-        Anonymizer, "anonymize_part", lambda self, text, *rest: read.append(len(text)) or anonymise(self, text, *rest)
-    )
     for n in range(1, 61):
-        text = "\n\n".join(turns[:n])
-        out = anonymizer.text(text)
-    assert max(read) < 5000
-    assert sum(read) < 60 * 5000 < len(text) * 30
+        out = anonymizer.text("\n\n".join(turns[:n]))
     plain = "1 + 1 = 2\n\n" * 1000
     assert make().text(plain) is plain
-    lines = make()
-    assert "7365000" not in lines.text("and on and on and on, phone:\n7365000\n" * 300)
+    assert "7365000" not in make().text("and on and on and on, phone:\n7365000\n" * 300)
     key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEab\n\n" * 1000 + "-----END PRIVATE KEY-----"
     assert make().text(f"{key} x") == "[secret private-key] x"
     monkeypatch.setattr("assay.traces.privacy.anonymizer.PART_CHARS", 10**9)
-    assert out == uncached.text(text)
+    assert out == uncached.text("\n\n".join(turns))
 
 
-@settings(deadline=None)
 @given(texts())
-def test_replaced_values_can_be_restored(drawn: tuple[str, list[tuple[str, str]]]) -> None:
+def test_replaced_values_can_be_restored_and_are_not_replaced_again(drawn: tuple[str, list[tuple[str, str]]]) -> None:
     text, inside = drawn
     anonymizer = make()
     out = anonymizer.text(text)
     assert [value for _, value in inside if value in out] == []
     assert restore(out, anonymizer.table) == text
     assert anonymizer.counts.total() == len(inside)
-
-
-@settings(deadline=None)
-@given(st.lists(values, min_size=2, max_size=20, unique=True))
-def test_different_values_get_different_surrogates(pairs: list[tuple[str, str]]) -> None:
-    anonymizer = make()
-    surrogates = [anonymizer.text(value) for _, value in pairs]
-    assert len(set(surrogates)) == len(pairs)
-    assert [anonymizer.text(value) for _, value in pairs] == surrogates
-    assert {anonymizer.text(f"see {value} there") for _, value in pairs} == {
-        f"see {surrogate} there" for surrogate in surrogates
-    }
-
-
-def test_values_with_the_same_hash_get_different_surrogates() -> None:
-    rng = random.Random(0)
-    phones = {f"({rng.randrange(200, 1000)}) {rng.randrange(200, 555)}-{n:04d}" for n in range(3000)}
-    anonymizer, alone = make(), {make().text(phone) for phone in phones}
-    assert len(alone) < len(phones)  # of 80,000 numbers, 3,000 times one at random: about 56 meet
-    assert len({anonymizer.text(phone) for phone in phones}) == len(phones)
+    again = make()
+    assert again.text(out) == out  # no surrogate is a personal value
+    assert not again.counts
 
 
 def test_running_out_of_surrogates_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +141,13 @@ def test_running_out_of_surrogates_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_exports_with_one_key_and_table_have_the_same_surrogates() -> None:
     rng = random.Random(1)
-    phones = [f"({rng.randrange(200, 1000)}) {rng.randrange(200, 555)}-{n:04d}" for n in range(3000)]
+    phones = [f"({rng.randrange(200, 1000)}) {rng.randrange(200, 555)}-{n:04d}" for n in range(1000)]
     first = make()
     mapped = {phone: first.text(phone) for phone in phones}
     second, third = make(), make(table=first.table)
+    assert len(set(mapped.values())) == len(phones)  # of 80,000 numbers, 1,000 times one at random: about 6 meet
     backwards = {phone: second.text(phone) for phone in reversed(phones)}
-    assert 0 < sum(backwards[phone] != mapped[phone] for phone in phones) < 150
+    assert 0 < sum(backwards[phone] != mapped[phone] for phone in phones) < 50
     assert {phone: third.text(phone) for phone in reversed(phones)} == mapped
     names = [KnownValue("person", "Jane Doe")]
     assert make(table=first.table).text("Jane Doe", names) == make().text("Jane Doe", names)
@@ -201,14 +158,8 @@ def test_exports_with_one_key_and_table_have_the_same_surrogates() -> None:
 @pytest.mark.parametrize(
     "spellings",
     [
-        [
-            "jane@gmail.com",
-            "JANE@Gmail.com",
-            "jane [at] gmail [dot] com",
-            "jane at gmail dot com",
-            "jane%40gmail.com",
-            "jane @ gmail.com",
-        ],
+        ["jane@gmail.com", "JANE@Gmail.com", "jane [at] gmail [dot] com", "jane at gmail dot com", "jane @ gmail.com"],
+        ["jane@gmail.com", "jane%40gmail.com"],
         ["(212) 736-5000", "212-736-5000", "212.736.5000", "+1 212 736 5000", "1-212-736-5000", "phone 2127365000"],
         ["+49 30 901820", "+4930901820", "0049 30 901820"],
         ["DE89370400440532013000", "de89 3704 0044 0532 0130 00", "DE89-3704-0044-0532-0130-00"],
@@ -256,9 +207,6 @@ def test_no_surrogate_is_detected_as_a_personal_value() -> None:
                 assert restore(once, anonymizer.table) == f"so: {value}!"
 
 
-# -- what the caller knows
-
-
 def test_a_known_person_is_replaced_everywhere() -> None:
     anonymizer = make()
     full = anonymizer.text("Jane Doe", [KnownValue("person", "Jane Doe")])
@@ -277,10 +225,8 @@ def test_a_known_person_is_replaced_everywhere() -> None:
 
 def test_names_that_are_also_words_are_replaced_only_as_full_names() -> None:
     known = [KnownValue("person", "Will Young")]
-    assert matched("Will Young will be young, Young, Will", *known) == [
-        ("person", "Will Young"),
-        ("person", "Young, Will"),
-    ]
+    both = [("person", "Will Young"), ("person", "Young, Will")]
+    assert matched("Will Young will be young, Young, Will", *known) == both
     assert matched("Will WILL will", KnownValue("person", "Will")) == [("person", "Will"), ("person", "WILL")]
     assert matched("will smithson go to Al", KnownValue("person", "Al Smithson")) == [("person", "smithson")]
 
@@ -298,16 +244,8 @@ def test_known_values_are_found_as_json_writes_them() -> None:
 
 
 def test_known_values_of_two_letters_are_ignored() -> None:
-    assert (
-        matched(
-            "to be or 42",
-            KnownValue("person", "be"),
-            KnownValue("id", "42"),
-            KnownValue("id", ""),
-            KnownValue("id", " "),
-        )
-        == []
-    )
+    short = [KnownValue("person", "be"), *(KnownValue("id", value) for value in ("42", "", " "))]
+    assert matched("to be or 42", *short) == []
     assert matched("customer 4711-B", KnownValue("id", "4711-b")) == [("id", "4711-B")]
 
 

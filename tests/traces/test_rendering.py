@@ -1,29 +1,21 @@
 """Export rows rendered by the model's chat template: no answer is dropped, and the loss covers the recorded answers."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import export_rows
 import pytest
+from export_rows import ADD, add_rollout, store as store, tool_call, tool_turn, turn
 
-import assay
-from assay.datasets.tasks import task_key
-from assay.errors import ConfigError, DataError, ModelError
+from assay.errors import DataError, ModelError
 from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_template
-from assay.traces import Rollout, Store, Transition
+from assay.traces import Store, Transition
 from assay.traces.export.rendering import shows_tools, training_template
 from assay.traces.export.settings import Gates, UngatedExport
-from assay.traces.store.sealing import store_splits
 
-LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
-    },
-}
+exported = partial(export_rows.exported, privacy="off")
 # ChatML that renders tools, as small models with tools have it
 NATIVE = ChatTemplate(
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -35,77 +27,13 @@ NATIVE = ChatTemplate(
 )
 
 
-def chat_call(*calls: tuple[str, dict[str, Any]], prefix: str = "c") -> dict[str, Any]:
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": f"{prefix}{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-            for at, (name, arguments) in enumerate(calls)
-        ],
-    }
-
-
-def chat_turn(t: int, messages: list[dict[str, Any]], answer: dict[str, Any], tools: Any = (ADD,)) -> Transition:
-    request = {
-        "dialect": "chat",
-        "body": {"model": "m", "messages": messages, **({"tools": list(tools)} if tools else {})},
-    }
-    return Transition(
-        t=t,
-        model="m",
-        request=request,
-        response={"body": {"choices": [{"message": answer}]}},
-        output=answer.get("content") or "",
-    )
-
-
 def agent(question: str, prefix: str = "c", **arguments: Any) -> list[Transition]:
     """A call of a tool, its result, and the answer."""
     prompt = [{"role": "system", "content": "You add."}, {"role": "user", "content": question}]
-    call = chat_call(("add", arguments or {"a": 1, "b": 2}), prefix=prefix)
-    return [
-        chat_turn(0, prompt, call),
-        chat_turn(
-            1,
-            [*prompt, call, {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}],
-            {"role": "assistant", "content": "It is 3."},
-        ),
-    ]
-
-
-def add_rollout(store: Store, turns: list[Transition], **options: Any) -> Rollout:
-    task = options.pop("task", "t1")
-    fields = {
-        "run_id": "r",
-        "task_id": task,
-        "group_id": task,
-        "status": "done",
-        "model": "m",
-        "score": 1.0,
-        "split": "train",
-        "inputs": {"question": task},
-        "expected": {"answer": "3"},
-        **options,
-    }
-    rollout = Rollout(transitions=turns, **fields)
-    store_splits(store, {"train": [task_key(rollout.inputs)]})  # else the hash of the inputs decides
-    store.put_rollout(rollout)
-    for turn in turns:
-        store.put_transition(rollout.id, turn)
-    return rollout
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with Store(tmp_path / ".assay" / "assay.db") as opened:
-        yield opened
-
-
-def exported(store: Store, kind: str, out: str = "out", **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    store.flush()
-    report = assay.export(kind, out, store=store.url, **{"gates": LOOSE, "privacy": "off", **options})
-    return [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()], report.manifest
+    call = tool_call("add", arguments or {"a": 1, "b": 2}, f"{prefix}0")
+    result = {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}
+    answer = {"role": "assistant", "content": "It is 3."}
+    return [tool_turn(0, prompt, call), tool_turn(1, [*prompt, call, result], answer)]
 
 
 def smollm2() -> ChatTemplate:
@@ -134,7 +62,7 @@ def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
     bodies = {
         "chat": (
             {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]},
-            {"choices": [{"message": chat_call(("add", {"a": 1}))}]},
+            {"choices": [{"message": tool_call("add", {"a": 1})}]},
         ),
         "responses": (
             {"input": "1 + 2?", "tools": [{"type": "function", **ADD["function"]}]},
@@ -146,10 +74,8 @@ def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
         ),
     }
     for dialect, (body, answer) in bodies.items():
-        turn = Transition(
-            t=0, model="m", request={"dialect": dialect, "body": body}, response={"body": answer}, output=""
-        )
-        add_rollout(store, [turn], task=dialect)
+        request = {"dialect": dialect, "body": body}
+        add_rollout(store, Transition(t=0, model="m", request=request, response={"body": answer}), task=dialect)
     rows, manifest = exported(store, "sft")
     assert len(rows) == 3
     assert all('"name": "add"' in learned(row, smollm2()) for row in rows)
@@ -157,7 +83,7 @@ def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
 
 
 def test_a_call_whose_answer_is_not_rendered_is_refused_and_fails_the_gate(store: Store) -> None:
-    add_rollout(store, agent("1 + 2?"))
+    add_rollout(store, *agent("1 + 2?"))
     rows, manifest = exported(store, "sft", tools="native")
     assert ([row["t"] for row in rows], manifest["problems"]) == ([1], {"template": 1})
     assert manifest["template"]["reasons"] == {"the chat template leaves out tool calls": 1}
@@ -171,35 +97,21 @@ def test_calls_that_the_template_refuses_are_left_out_with_the_reason(store: Sto
     strict = ChatTemplate(
         NATIVE.text + "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "test"
     )
-    add_rollout(store, agent("1 + 2?"))
-    with pytest.raises(
-        DataError,
-        match="2 calls with a problem: template; 2 calls: the chat template refuses the messages: no system role",
-    ):
+    add_rollout(store, *agent("1 + 2?"))
+    reason = "2 calls with a problem: template; 2 calls: the chat template refuses the messages: no system role"
+    with pytest.raises(DataError, match=reason):
         exported(store, "sft", "none", model=str(folder_of(strict, tmp_path / "model")))
-    add_rollout(
-        store,
-        [chat_turn(0, [{"role": "user", "content": "hi"}], {"role": "assistant", "content": "hello"}, tools=())],
-        task="t2",
-    )
+    add_rollout(store, turn(0, "hi", "hello"), task="t2")
     rows, manifest = exported(store, "sft", model=str(tmp_path / "model"))
     assert [row["task"] for row in rows] == ["t2"]
     assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
-
-
-def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
-    add_rollout(store, agent("1 + 2?"))
-    _, manifest = exported(store, "transitions")
-    assert "template" not in manifest
-    with pytest.raises(ConfigError, match="tools: would have no effect on kind 'transitions'"):
-        exported(store, "transitions", "out2", tools="text")
 
 
 # -- other kinds
 
 
 def test_grpo_rows_have_the_tools_and_show_them_in_the_prompt(store: Store) -> None:
-    add_rollout(store, agent("1 + 2?"), inputs={"question": "1 + 2?", "tools": "mine"})
+    add_rollout(store, *agent("1 + 2?"), inputs={"question": "1 + 2?", "tools": "mine"})
     (row,), _ = exported(store, "grpo", rubric="math_qa")
     assert json.loads(row["tools"]) == [ADD]
     assert json.dumps(ADD) in row["prompt"][0]["content"]  # trl's GRPO trainer does not render the column
@@ -209,7 +121,7 @@ def test_grpo_rows_have_the_tools_and_show_them_in_the_prompt(store: Store) -> N
 def test_whole_conversations_are_refused_where_trl_cannot_find_the_assistants_text(
     store: Store, tmp_path: Path
 ) -> None:
-    add_rollout(store, agent("1 + 2?"))
+    add_rollout(store, *agent("1 + 2?"))
     rewrites = ChatTemplate(  # earlier turns, once others follow
         "{% for m in messages %}{{ m.role }}{% if not loop.last %}!{% endif %}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}",
@@ -228,7 +140,7 @@ def test_whole_conversations_are_refused_where_trl_cannot_find_the_assistants_te
 def test_whole_conversations_are_exported_for_templates_that_trl_knows(store: Store, tmp_path: Path, name: str) -> None:
     trl = pytest.importorskip("trl")
     text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
-    add_rollout(store, agent("1 + 2?"))
+    add_rollout(store, *agent("1 + 2?"))
     model = str(folder_of(ChatTemplate(text, name), tmp_path / "model"))
     assert len(exported(store, "sft", model=model, whole=True)[0]) == 1
 
@@ -246,7 +158,7 @@ def spelled_agent() -> list[Transition]:
 
 @pytest.mark.parametrize("tools", ["auto", "text"])
 def test_tool_calls_keep_the_spelling_of_the_model(store: Store, tmp_path: Path, tools: str) -> None:
-    add_rollout(store, spelled_agent())
+    add_rollout(store, *spelled_agent())
     (first, second), _ = exported(store, "sft", tools=tools)
     call = f'<tool_call>\n{{"name": "add", "arguments": {SPELLED}}}\n</tool_call>'
     assert first["completion"][0]["content"] == second["prompt"][2]["content"] == call
@@ -254,11 +166,11 @@ def test_tool_calls_keep_the_spelling_of_the_model(store: Store, tmp_path: Path,
 
 def test_one_answer_never_has_both_labels(store: Store) -> None:
     for score in (1.0, 0.0, 1.0):
-        add_rollout(store, agent("1 + 2?", prefix=f"c{score}"), score=score)  # the ids of the calls differ
-    add_rollout(store, agent("1 + 2?", a=9, b=9), score=0.0)
-    add_rollout(store, agent("1 + 2?", a=9, b=9), score=0.0, group_id="another")
-    add_rollout(store, agent("1 + 2?", a=9, b=9), score=1.0, group_id="last")
-    add_rollout(store, agent("1 + 2?", a=7, b=7), score=1.0, group_id="last")
+        add_rollout(store, *agent("1 + 2?", prefix=f"c{score}"), score=score)  # the ids of the calls differ
+    add_rollout(store, *agent("1 + 2?", a=9, b=9), score=0.0)
+    add_rollout(store, *agent("1 + 2?", a=9, b=9), score=0.0, group_id="another")
+    add_rollout(store, *agent("1 + 2?", a=9, b=9), score=1.0, group_id="last")
+    add_rollout(store, *agent("1 + 2?", a=7, b=7), score=1.0, group_id="last")
     rows, manifest = exported(store, "preferences", unpaired=True)
     labels: dict[str, set[bool]] = {}
     for row in rows:
@@ -325,13 +237,12 @@ def test_a_marked_template_renders_as_its_original_or_there_is_none() -> None:
         marked = training_template(template)
         assert marked is not None
         for messages in (turns, [{"role": "system", "content": "s"}, *turns]):
-            assert [marked.render(messages, generate=on) for on in (True, False)] == [
-                template.render(messages, generate=on) for on in (True, False)
-            ]
+            for generate in (True, False):
+                rendered = template.render(messages, generate=generate)
+                assert marked.render(messages, generate=generate) == rendered
     merged = ChatTemplate(
         "{{ messages | map(attribute='content') | join(' ') }}{% if add_generation_prompt %}:{% endif %}", "t"
     )
     assert training_template(merged) is None
-    assert (
-        training_template(ChatTemplate("{{ bos_token }}" + trimmed.text, "t")) is None
-    )  # its special tokens are not known
+    # its special tokens are not known
+    assert training_template(ChatTemplate("{{ bos_token }}" + trimmed.text, "t")) is None

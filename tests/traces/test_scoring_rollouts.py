@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,12 @@ from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.runs.recording import opened_store
 from assay.traces import Rollout, Store, ToolCall, Transition
+
+
+def counts(rubric: str, **options: Any) -> tuple[int, int, int, float | None]:
+    """Rollouts that were scored, unscored and skipped, and their mean score."""
+    report = score_rollouts(rubric=rubric, store="s.db", **options).to_dict()
+    return report["scored"], report["unscored"], report["skipped"], report["mean"]
 
 
 def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score_of_0(program: str) -> None:
@@ -42,27 +49,17 @@ def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score
 
 def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None:
     with assay.record({"question": "q"}, store="s.db", expected={"answer": "7"}) as run:
-        run.call(
-            [{"role": "user", "content": "q"}],
-            "7",
-            model="m",
-            tools=[ToolCall(name="f", arguments={"x": 1}, result="7")],
-        )
+        used = ToolCall(name="f", arguments={"x": 1}, result="7")
+        run.call([{"role": "user", "content": "q"}], "7", model="m", tools=[used])
         run.answer("7")
     Path("r2.yaml").write_text(
         "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
         "- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
     )
     opened_store("s.db")[0].flush()
-    scored = score_rollouts(rubric="r2.yaml", store="s.db").to_dict()
-    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
-        "scored": 1,
-        "unscored": 0,
-        "skipped": 0,
-        "mean": 1.0,
-    }
-    assert score_rollouts(rubric="r2.yaml", store="s.db").to_dict()["skipped"] == 1
-    assert score_rollouts(rubric="r2.yaml", store="s.db", again=True).to_dict()["scored"] == 1
+    assert counts("r2.yaml") == (1, 0, 0, 1.0)
+    assert counts("r2.yaml") == (0, 0, 1, None)
+    assert counts("r2.yaml", again=True) == (1, 0, 0, 1.0)
     with Store("s.db") as store:
         rollout = store.rollout(run.rollout.id)
     assert (rollout.score, rollout.rubric[:3], rollout.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
@@ -71,25 +68,16 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
 def test_scoring_reports_the_number_of_running_rollouts(program: str) -> None:
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     with Store("s.db") as store:
+        answers = {"expected": {"answer": "7"}, "prediction": {"answer": "7"}}
         for status, source in (
             ("running", "gateway"),
             ("running", "gateway"),
             ("running", "judge"),
             ("done", "gateway"),
         ):
-            store.put_rollout(
-                Rollout(
-                    status=status,
-                    source=source,
-                    inputs={"question": "q"},
-                    expected={"answer": "7"},
-                    prediction={"answer": "7"},
-                )
-            )
-    assert {name: score_rollouts(rubric="r.yaml", store="s.db").to_dict()[name] for name in ("scored", "running")} == {
-        "scored": 1,
-        "running": 2,
-    }
+            store.put_rollout(Rollout(status=status, source=source, inputs={"question": "q"}, **answers))
+    report = score_rollouts(rubric="r.yaml", store="s.db").to_dict()
+    assert (report["scored"], report["running"]) == (1, 2)
     result = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", "s.db"])
     assert "2 rollouts are still running" in result.stdout
 
@@ -100,13 +88,7 @@ def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> Non
         rollout = Rollout(status="done", transitions=[broken], inputs={"question": "q"})
         store.put_rollout(rollout)
         store.put_transition(rollout.id, broken)
-    scored = score_rollouts(rubric="r.yaml", store="s.db").to_dict()
-    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
-        "scored": 0,
-        "unscored": 1,
-        "skipped": 0,
-        "mean": None,
-    }
+    assert counts("r.yaml") == (0, 1, 0, None)
     for bad in ({"score": 5.0}, {"score": "high"}, {"split": "Test"}):
         with pytest.raises(ConfigError), assay.record("x", store="s.db", **bad):
             pass

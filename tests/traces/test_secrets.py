@@ -22,32 +22,29 @@ from rigs.upstream import ScriptedUpstream
 def servers_full_of(plant: Planted) -> list[dict[str, Any]]:
     """Two servers of tools, one by address and one by command."""
     mcp = {
-        "type": "mcp",
-        "server_label": "s",
+        "type": "mcp", "server_label": "s", "require_approval": "never", "authorization": plant(),
         "server_url": f"https://user:{plant()}@mcp.example/sse?api_key={plant()}&token={plant()}",
-        "authorization": plant(),
         "headers": {"Authorization": f"Bearer {plant()}", "X-Anything": plant()},
-        "require_approval": "never",
-    }
+    }  # fmt: skip
     stdio = {
-        "type": "mcp",
-        "command": "server",
+        "type": "mcp", "command": "server", "env": {"GITHUB_TOKEN": plant()},
         "args": ["--api-key", plant(), f"--url=https://a:{plant()}@h"],
-        "env": {"GITHUB_TOKEN": plant()},
-    }
-    return [mcp, stdio]
+        "config": json.dumps({"api_key": plant(), "headers": {"X-Any": plant()}, "env": [f"--password={plant()}"]}),
+    }  # fmt: skip
+    other = [f"--token={plant()}", "-e", f"GITHUB_TOKEN={plant()}", "--header", f"X-Api-Key: {plant()}"]
+    return [mcp, stdio, {"type": "mcp", "args": other}]
 
 
 def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str]:
     """Body, headers and query of a call with a secret in every place that can hold one."""
-    servers = servers_full_of(plant)
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    names = ("password", "token", "secret", "refresh_token", "jwt", "passcode", "pw")
+    keys = ("aws_secret_access_key", "privateKey", "passphrase", "session-token")
+    hook = f"https://hooks.slack.com/services/T0/B0/{plant()}"
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "hello", "api_key": plant()}],
-        "tools": [
-            *servers,
-            {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}},
-        ],
+        "tools": [*servers_full_of(plant), {"type": "function", "function": function}],
         "mcp_servers": [{"type": "url", "url": "https://mcp.example", "name": "x", "authorization_token": plant()}],
         "api_key": plant(),
         "apiKey": plant(),
@@ -55,139 +52,76 @@ def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str
         "headers": {"X-Key": plant()},
         "extra_headers": {"x-api-key": plant()},
         "extra_body": {"api_key": plant(), "deep": {"er": [{"access_token": plant(), "client_secret": plant()}]}},
-        "metadata": {
-            "password": plant(),
-            "token": plant(),
-            "secret": plant(),
-            "note": f"Authorization: Bearer {plant()}",
-            "refresh_token": plant(),
-        },
-        "vault": {
-            "aws_secret_access_key": plant(),
-            "privateKey": plant(),
-            "passphrase": plant(),
-            "session-token": plant(),
-        },
+        "metadata": {name: plant() for name in names} | {"note": f"Authorization: Bearer {plant()}", "hook": hook},
+        "vault": {name: plant() for name in keys},
         "options": [{"name": "X-Api-Key", "value": plant()}, {"credentials": [plant(), plant()]}],
     }
-    body["tools"].append(
-        {
-            "type": "mcp",
-            "args": [f"--token={plant()}", "-e", f"GITHUB_TOKEN={plant()}", "--header", f"X-Api-Key: {plant()}"],
-            "config": json.dumps({"api_key": plant(), "headers": {"X-Any": plant()}, "env": [f"--password={plant()}"]}),
-        }
-    )
-    body["metadata"] |= {
-        "jwt": plant(),
-        "passcode": plant(),
-        "pw": plant(),
-        "hook": f"https://hooks.slack.com/services/T0/B0/{plant()}",
-    }
     login = base64.b64encode(f"user:{plant()}".encode()).decode()
-    headers = {
-        "x-api-key": plant(), "api-key": plant(), "Authorization": f"Basic {login}", "Cookie": f"session={plant()}",
-        "X-Goog-Api-Key": plant(),
-        "X-Auth-Token": plant(),
-    }  # fmt: skip
+    headers = {name: plant() for name in ("x-api-key", "api-key", "X-Goog-Api-Key", "X-Auth-Token")}
+    headers |= {"Authorization": f"Basic {login}", "Cookie": f"session={plant()}"}
     return body, headers, f"api_key={plant()}&key={plant()}&sig={plant()}"
 
 
 def conversation_full_of(plant: Planted) -> list[dict[str, Any]]:
     """Messages with a secret in every part of a conversation that can hold nothing else there."""
-    called = {
-        "api_key": plant(),
-        "headers": {"Authorization": f"Bearer {plant()}"},
-        "deep": json.dumps({"clientSecret": plant()}),
-        "q": "byte",
-    }
+    headers = {"Authorization": f"Bearer {plant()}"}
+    called = {"api_key": plant(), "headers": headers, "deep": json.dumps({"clientSecret": plant()}), "q": "byte"}
+    cut = {"name": "f", "arguments": json.dumps(called, separators=(",", ":"))[:-6]}
+    tool_call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(called)}}
+    picture = {"url": f"https://u:{plant()}@h/a.png?sig={plant()}&X-Amz-Signature={plant()}&w=1"}
+    parts = [
+        {"type": "image_url", "image_url": picture},
+        {"type": "input_image", "image_url": f"https://h/a.png?X-Amz-Security-Token={plant()}"},
+        {"type": "file", "file_uri": f"https://u:{plant()}@h/f"},
+    ]
     return [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(called)}}],
-        },
-        {
-            "role": "assistant",
-            "content": None,
-            "function_call": {"name": "f", "arguments": json.dumps(called, separators=(",", ":"))[:-6]},
-        },
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "image_url",
-                    "image_url": {"url": f"https://u:{plant()}@h/a.png?sig={plant()}&X-Amz-Signature={plant()}&w=1"},
-                },
-                {"type": "input_image", "image_url": f"https://h/a.png?X-Amz-Security-Token={plant()}"},
-                {"type": "file", "file_uri": f"https://u:{plant()}@h/f"},
-            ],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [tool_call]},
+        {"role": "assistant", "content": None, "function_call": cut},
+        {"role": "user", "content": parts},
     ]
 
 
-@pytest.mark.parametrize("how", ["error", "answer", "stream"])
+@pytest.mark.parametrize("how", ["error", "answer", "stream", "gemini error", "gemini without an answer"])
 def test_forty_secrets_of_a_call_are_in_no_file_or_log(
     echo: tuple[Echo, str], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = echo
-    server.status = 401 if how == "error" else 200
+    server.status = 401 if "error" in how else 200
     plant, owner = Planted(), Planted()
     body, headers, query = request_full_of(plant)
     for name in ("SOME_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "OTHER_CLIENT_SECRET"):
         monkeypatch.setenv(name, plant())
     monkeypatch.setenv("OTHER_DATABASE_URL", f"postgresql://u:{plant()}@h/d")
-    body["messages"].append(
-        {
-            "role": "user",
-            "content": f"tool said: {plant.all[-1]} {plant.all[-2]} {plant.all[-3]}" + " pieces" * (how == "stream"),
-        }
-    )
+    said = f"tool said: {plant.all[-1]} {plant.all[-2]} {plant.all[-3]}" + " pieces" * (how == "stream")
+    body["messages"].append({"role": "user", "content": said})
     body["stream"] = how == "stream"
+    path, is_gemini = "v1/chat/completions", "gemini" in how
+    if is_gemini:
+        path = "v1beta/models/m:generateContent"
+        search = {"externalApi": {"endpoint": "https://s", "apiAuth": {"apiKeyConfig": {"apiKeyString": plant()}}}}
+        maps = {"authConfig": {"apiKeyConfig": {"api_key_string": plant()}, "oauthConfig": {"accessToken": plant()}}}
+        tools = [*body["tools"], {"retrieval": search}, {"googleMaps": maps}]
+        body |= {"contents": [{"role": "user", "parts": [{"text": "hello"}]}], "tools": tools}
     assert len(plant.all) >= 40
     with Store(tmp_path / "s.db") as store, caplog.at_level(logging.DEBUG):
         upstream = HttpUpstream("m", url, key=(key := f"owner{owner()}"))
         with served(Gateway(store, upstream).app()) as gateway:
-            status, reply = send("POST", f"{gateway}/v1/chat/completions?{query}", body, **headers)
+            status, reply = send("POST", f"{gateway}/{path}?{query}", body, **headers)
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
     assert status == server.status
     assert key in server.received  # it was sent and echoed, and not passed on
     assert key not in reply
-    assert MARK in reply
-    if how == "error":
-        assert transition.error is not None
-        assert "wrong key" in transition.error
+    if is_gemini:
+        assert (transition.error is not None, transition.request["dialect"]) == (True, "gemini")
+        assert "&key=" not in server.received  # the caller's own, where the gateway asks with its own
     else:
-        assert transition.error is None
-        assert len(transition.output) > 200
-    assert transition.request["body"]["messages"][0]["content"] == "hello"
-    assert plant.in_(everything_in(tmp_path)) == []
-    assert owner.in_(everything_in(tmp_path)) == []
-    assert plant.in_(caplog.text) == []
-
-
-@pytest.mark.parametrize("status", [401, 200])
-def test_secrets_of_a_gemini_call_are_in_no_file_or_log(
-    echo: tuple[Echo, str], tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    server, url = echo
-    server.status = status  # 200 with what is no answer of Gemini's
-    plant, owner = Planted(), Planted()
-    body, headers, query = request_full_of(plant)
-    search = {"externalApi": {"endpoint": "https://s", "apiAuth": {"apiKeyConfig": {"apiKeyString": plant()}}}}
-    maps = {"authConfig": {"apiKeyConfig": {"api_key_string": plant()}, "oauthConfig": {"accessToken": plant()}}}
-    tools = [*body["tools"], {"retrieval": search}, {"googleMaps": maps}]
-    gemini = {**body, "contents": [{"role": "user", "parts": [{"text": "hello"}]}], "tools": tools}
-    with Store(tmp_path / "s.db") as store, caplog.at_level(logging.DEBUG):
-        upstream = HttpUpstream("m", url, key=(key := f"owner{owner()}"))
-        with served(Gateway(store, upstream).app()) as gateway:
-            answered, reply = send("POST", f"{gateway}/v1beta/models/m:generateContent?{query}", gemini, **headers)
-        store.flush()
-        (transition,) = store.rollout(next(store.rollouts()).id).transitions
-    assert (answered, transition.error is not None, transition.request["dialect"]) == (status, True, "gemini")
-    assert key in server.received
-    assert key not in reply
-    assert "&key=" not in server.received  # the caller's own, where the gateway asks with its own
+        assert MARK in reply
+        assert transition.request["body"]["messages"][0]["content"] == "hello"
+        if how == "error":
+            assert "wrong key" in str(transition.error)
+        else:
+            assert (transition.error, len(transition.output) > 200) == (None, True)
     assert plant.in_(everything_in(tmp_path)) == []
     assert owner.in_(everything_in(tmp_path)) == []
     assert plant.in_(caplog.text) == []
@@ -237,37 +171,30 @@ def test_texts_that_merely_look_like_secrets_are_stored_byte_for_byte(tmp_path: 
         "9f8e7d6c5b4a39281706f5e4d3c2b1a0 \u00e9 \U0001f600"
     )
     tokens = [{"token": "Bearer", "logprob": -0.5}, {"token": "sk-0123456789abcdef", "logprob": -0.1}]
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 5,
-            "tools": [{"type": "function", "function": {"name": "login", "description": text, "parameters": {
-                "type": "object", "properties": {"password": {"type": "string"}, "headers": {"type": "object"}},
-                "required": ["password"]}}}]}  # fmt: skip
-    answer = {
-        "choices": [
-            {
-                "message": {"content": text, "tool_calls": [{"function": {"name": "login", "arguments": text}}]},
-                "logprobs": {"content": tokens},
-            }
-        ],
-        "usage": {"prompt_tokens": 1},
+    properties = {"password": {"type": "string"}, "headers": {"type": "object"}}
+    parameters = {"type": "object", "properties": properties, "required": ["password"]}
+    function = {"name": "login", "description": text, "parameters": parameters}
+    request = {
+        "dialect": "chat",
+        "body": {
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 5,
+            "tools": [{"type": "function", "function": function}],
+        },
     }
-    rollout = Rollout(
-        inputs={"password": "hunter22", "api_key": "a task about keys 12345678"}, prediction={"secret": text}
-    )
-    rollout.metadata = {"entities": {"password": "hunter22"}}
+    message = {"content": text, "tool_calls": [{"function": {"name": "login", "arguments": text}}]}
+    response = {"body": {"choices": [{"message": message, "logprobs": {"content": tokens}}]}}
+    inputs = {"password": "hunter22", "api_key": "a task about keys 12345678"}
+    rollout = Rollout(inputs=inputs, prediction={"secret": text}, metadata={"entities": {"password": "hunter22"}})
+    call = Transition(t=0, model="m", request=request, response=response, output=text)
     with Store(tmp_path / "s.db") as store:
         store.put_rollout(rollout)
-        request = {"dialect": "chat", "body": body}
-        store.put_transition(
-            rollout.id, Transition(t=0, model="m", request=request, response={"body": answer}, output=text)
-        )
+        store.put_transition(rollout.id, call)
         store.flush()
         stored = store.rollout(rollout.id)
     assert (stored.inputs, stored.prediction, stored.metadata) == (rollout.inputs, rollout.prediction, rollout.metadata)
-    assert (stored.transitions[0].request, stored.transitions[0].response, stored.transitions[0].output) == (
-        request,
-        {"body": answer},
-        text,
-    )
+    (made,) = stored.transitions
+    assert (made.request, made.response, made.output) == (request, response, text)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -27,11 +27,8 @@ def stored_body(tmp_path: Path, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def request_with(arguments: str) -> dict[str, Any]:
-    return {
-        "messages": [
-            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]}
-        ]
-    }
+    calls = [{"id": "c", "function": {"name": "f", "arguments": arguments}}]
+    return {"messages": [{"role": "assistant", "tool_calls": calls}]}
 
 
 @pytest.mark.parametrize(
@@ -81,15 +78,8 @@ def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> Non
         '{ "type":"object", "properties": {"password": {"type":"string"}, "api_key":{"type" : "string"}}, '
         '"required":["password"] }'
     )
-    args = [
-        "--max-tokens=4096",
-        "--token=required",
-        "--author=me",
-        "LANG=en_US",
-        "note: a list",
-        "api_key: a text about keys",
-        '{"a": 1.0}',
-    ]
+    args = ["--max-tokens=4096", "--token=required", "--author=me", "LANG=en_US", "note: a list", '{"a": 1.0}']
+    args.append("api_key: a text about keys")
     body = {"guided_json": schema, "args": args, "stop": ["Password: ", "token:"], "messages": []}
     assert stored_body(tmp_path, body) == body
 
@@ -136,35 +126,20 @@ def test_fields_that_open_and_end_a_rollout_are_stored_without_credentials(
         served(Gateway(store, upstream_of("m", base=echo[1]), key="gateway-key-1").app()) as gateway,
     ):
         owner = {"Authorization": "Bearer gateway-key-1"}
+        client = {"api_key": plant(), "headers": {"X-Any": plant()}}
+        extra = {"azure_ad_token": plant(), "aws_security_token": plant()}
         fields = {
-            "metadata": {"client": {"api_key": plant(), "headers": {"X-Any": plant()}}, "url": f"https://u:{plant()}@h"}
-        }
-        fields["parameters"] = {
-            "authorization": plant(),
-            "extra": {"azure_ad_token": plant(), "aws_security_token": plant()},
-            "sas_token": plant(),
+            "metadata": {"client": client, "url": f"https://u:{plant()}@h"},
+            "parameters": {"authorization": plant(), "extra": extra, "sas_token": plant()},
         }
         opened = post(f"{gateway}/assay/rollouts", fields, **owner)[1]
-        error = (
-            f"AuthenticationError: Incorrect API key provided: {'sk-' + plant()}; Authorization: Bearer {plant()}, "
-            f"api_key={plant()}"
-        )
-        assert (
-            post(f"{gateway}/assay/rollouts/{opened['id']}/close", {"status": "error", "error": error}, **owner)[0]
-            == 200
-        )
-        store.put_run(
-            "r",
-            kind="k",
-            config={"optimizer_settings": {"api_key": plant()}, "api_base": f"http://h?api_key={plant()}"},
-            status="done",
-            started_at=0.0,
-        )
+        refused = "AuthenticationError: Incorrect API key provided: {}; Authorization: Bearer {}, api_key={}"
+        ended = {"status": "error", "error": refused.format(f"sk-{plant()}", plant(), plant())}
+        assert post(f"{gateway}/assay/rollouts/{opened['id']}/close", ended, **owner)[0] == 200
+        config = {"optimizer_settings": {"api_key": plant()}, "api_base": f"http://h?api_key={plant()}"}
+        store.put_run("r", kind="k", config=config, status="done", started_at=0.0)
         store.flush()
         rollout = store.rollout(opened["id"])
-    assert (
-        rollout.error
-        == f"AuthenticationError: Incorrect API key provided: {MARK}; Authorization: Bearer {MARK}, api_key={MARK}"
-    )
+    assert rollout.error == refused.format(MARK, MARK, MARK)
     assert plant.in_(everything_in(tmp_path)) == []
     assert "gateway-key-1" not in everything_in(tmp_path)

@@ -1,7 +1,6 @@
 """Data subjects of prompts: matching, recording, loaded artifacts."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -14,8 +13,6 @@ from assay.programs import make_adapter
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.shown import Carried, TaskTexts
-
-# -- matching
 
 
 def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
@@ -31,55 +28,33 @@ def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
     assert texts.within("q: 2+2") == {"short"}
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        True,
-        None,
-        "",
-        7,
-        2.5,
-        "customer-3-id",
-        "x",
-        ["alpha omega", "beta gamma"],
-        {"name": "Jörg", "n": [1, True]},
-        ["lone text"],
-    ],
-)
+EXTRAS = [True, None, "", 7, 2.5, "customer-3-id", ["alpha omega", "beta gamma"], {"n": [1, True]}, ["lone text"]]
+ANSWERS = {
+    "chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x", "xml": "<answer>x</answer>"
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
-@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean", "xml"])
-def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any, kind: str, prompt_format: str) -> None:
-    fields: dict[str, Any] = {
-        "question": (str, dspy.InputField()),
-        "extra": (str if kind == "text" else type(extra) if extra is not None else Any, dspy.InputField()),
-    }
-    if kind == "not shown":
-        del fields["extra"]
-    demo, task = (
-        {"question": "Whose file is number 731?", "extra": extra},
-        {"question": "My own question entirely?", "extra": extra},
-    )
-    recorder = Recorder()
-    for inputs in (demo, task):
-        recorder.texts.add(task_key(inputs), inputs)
-    program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
-    program.demos = [dspy.Example(**{name: value for name, value in demo.items() if name in fields}, answer="x")]
-    answer = {
-        "chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x", "xml": "<answer>x</answer>"
-    }[prompt_format]  # fmt: skip
-    rollout = Rollout(inputs=task)
-    with (
-        dspy.context(
-            lm=scripted_lm(lambda _: answer, observers=[recorder.observe]), adapter=make_adapter(prompt_format)
-        ),
-        recorder.active(),
-        recorder.rollout(rollout),
-    ):
-        program(**{name: value for name, value in task.items() if name in fields})
-    assert rollout.transitions[0].shown_tasks == (task_key(demo),)
-
-
-# -- recording
+@pytest.mark.parametrize("prompt_format", ANSWERS)
+def test_demonstrations_are_found_in_every_rendering_of_their_inputs(kind: str, prompt_format: str) -> None:
+    adapter = make_adapter(prompt_format)
+    for extra in EXTRAS:
+        fields: dict[str, Any] = {"question": (str, dspy.InputField())}
+        if kind != "not shown":
+            declared = str if kind == "text" else Any if extra is None else type(extra)
+            fields["extra"] = (declared, dspy.InputField())
+        demo, own = (
+            {"question": question, "extra": extra} for question in ("Whose file is number 731?", "My own question?")
+        )
+        recorder = Recorder()
+        for inputs in (demo, own):
+            recorder.texts.add(task_key(inputs), inputs)
+        program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
+        program.demos = [dspy.Example(**{name: demo[name] for name in fields}, answer="x")]
+        rollout, lm = Rollout(inputs=own), scripted_lm(lambda _: ANSWERS[prompt_format], observers=[recorder.observe])
+        with dspy.context(lm=lm, adapter=adapter), recorder.active(), recorder.rollout(rollout):
+            program(**{name: own[name] for name in fields})
+        assert rollout.transitions[0].shown_tasks == (task_key(demo),), extra
 
 
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
@@ -93,9 +68,8 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
         own_task = task_key(rollout.inputs) if rollout.inputs else ""
         for call in rollout.transitions:
             text = json.dumps(call.request)
-            visible = {task(at) for at in range(20) if question(at) in text or f"number {at} of it" in text} - {
-                own_task
-            }
+            visible = {task(at) for at in range(20) if question(at) in text or f"number {at} of it" in text}
+            visible.discard(own_task)
             assert visible <= set(call.shown_tasks), (rollout.phase, call.t)
             checked += bool(visible)
     assert checked > 4
@@ -105,35 +79,22 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
     assert manifest["shown"]["people"]
 
 
-# -- loaded artifacts
-
-
 def test_only_demonstrations_in_the_prompt_are_shown() -> None:
-    river, mountain, unidentified = (
-        (["Which river is it?", "the Aare"], ["t1"]),
-        (["Which mountain is it?", "Eiger"], ["t2"]),
-        (["a", "b"], []),
-    )
+    river, mountain = (["Which river is it?", "the Aare"], ["t1"]), (["Which mountain is it?", "Eiger"], ["t2"])
     carried = Carried(["t1", "t2", "t3"], [river, mountain])
     assert carried.tasks_in(["You answer.", "question: Which  river is it?", "the Aare"]) == {"t1"}
     assert carried.tasks_in(["You answer."]) == set()
-    assert Carried(["t1", "t3"], [river, unidentified]).tasks_in(["You answer."]) == {
-        "t3"
-    }  # the file does not record it, so it may be included
+    # the file does not record t3, so it may be included
+    assert Carried(["t1", "t3"], [river, (["a", "b"], [])]).tasks_in(["You answer."]) == {"t3"}
     assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # of no demonstration
 
 
 @pytest.mark.slow
 def test_calls_with_nearest_demonstrations_record_only_those_in_the_prompt(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", gate=False, **job)
-    Path("other.jsonl").write_text(
-        "".join(
-            json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)
-        )
-    )
-    assay.evaluate(
-        str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}}
-    )
+    others = [{"question": f"Quite another question, number {at}?", "answer": "7"} for at in range(60)]
+    options = {**job, "data": others, "store": "new/s.db", "sizes": {"val": 3}}
+    assay.evaluate(str(made.artifact), split="val", **options)
     with Store("new/s.db") as store:
         calls = [call for r in store.rollouts() for call in store.rollout(r.id).transitions]
     every = json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
