@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from assay.cli.main import group
 from assay.errors import ConfigError, FailureKind, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
-from assay.traces.store import store_url
+from assay.traces.store import store_address
 from assay.traces.store.counts import file_stats
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.leases import Lease, LostLease, acquire, holder_of
@@ -197,7 +197,7 @@ def test_all_counts_of_a_run_agree_on_calls_tokens_and_cost(store: Store) -> Non
 )
 def test_a_store_of_another_version_is_refused_and_left_as_it_is(database_url: str, statements: list[str]) -> None:
     Store(database_url).close()
-    engine = sa.create_engine(store_url(database_url))
+    engine = sa.create_engine(store_address(database_url).url)
     with engine.begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
@@ -311,7 +311,7 @@ Store(sys.argv[1])
 def test_a_creation_that_is_killed_leaves_an_empty_database(database_url: str) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, database_url], check=False)
     assert killed.returncode == -signal.SIGKILL
-    engine = sa.create_engine(store_url(database_url))
+    engine = sa.create_engine(store_address(database_url).url)
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
     with Store(database_url) as store:
