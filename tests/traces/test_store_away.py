@@ -287,7 +287,7 @@ def test_rows_that_arrive_while_the_file_is_written_back_are_added_to_it(tmp_pat
             time.sleep(0.05)
         assert not keeper.commit({"t": {number: {"n": number}}})
     spill.leave()
-    left = [row["n"] for rows in leftover_batches(tmp_path / "s.db") for part in rows for row in part["t"].values()]
+    left = [row["n"] for rows in leftover_batches(tmp_path / "s.db") for _, part in rows for row in part["t"].values()]
     assert left == [0, 1, 2, 3, 4, 5]  # what another process would find if this one were killed now
     answers.set()
 
