@@ -318,7 +318,8 @@ def test_gate_and_test_end_at_their_decision_and_the_test_is_opened_once(gated: 
 def test_a_prompt_step_runs_its_gate_once(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(improving, "compile_program", assay.compile)
     answering("mine.py", "number + 2 if len(self.answer.demos) > 1 else number")
-    step = improve(gated, optimizer="labeled").steps[0]
+    sizes = {"train": 20, "val": 20, "gate": 20, "test": 5}
+    step = improve(gated, optimizer="labeled", sizes=sizes).steps[0]
     assert (step["kept"], step["before"], step["after"]) == (True, 0.0, 1.0)
     with Store() as store:
         phases = [rollout.phase for rollout in store.rollouts()]
