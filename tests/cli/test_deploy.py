@@ -1,20 +1,17 @@
 """`assay deploy simulate`."""
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from assay.cli.main import group
 from assay.commands.deploy import simulate_plan
 from assay.errors import ConfigError
+from rigs.command_line import assay_command
 
 
 def test_a_worse_candidate_is_rolled_back_and_the_shares_add_up() -> None:
     flags = ["--base", "0.7", "--effect", "-0.25", "--runs", "10", "--seed", "1", "--json"]
-    printed = CliRunner().invoke(group, ["deploy", "simulate", *flags], catch_exceptions=False)
-    report = json.loads(printed.stdout)
+    report = assay_command("deploy", "simulate", *flags).report
     assert report["rolled_back"] == 1.0
     assert report["promoted"] + report["rolled_back"] + report["undecided"] == pytest.approx(1)
     assert report["step_requests"][0] == 100  # the replay
@@ -31,12 +28,7 @@ def test_a_custom_plan_is_simulated_and_its_goal_can_be_overridden(tmp_path: Pat
     assert (strict.promoted, strict.rules) == (0.0, {"inconclusive": 10})
 
 
-@pytest.mark.parametrize(("name", "value"), [("base", 1.2), ("runs", 0), ("users", 1), ("effect", -2.0)])
-def test_values_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=name):
-        simulate_plan(**{name: value})  # type: ignore[arg-type]
-
-
-def test_a_missing_plan_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no\.yaml"):
-        simulate_plan(plan=str(tmp_path / "no.yaml"))
+def test_values_out_of_range_and_a_missing_plan_are_refused() -> None:
+    for name, value in (("base", 1.2), ("runs", 0), ("users", 1), ("effect", -2.0), ("plan", "no.yaml")):
+        with pytest.raises(ConfigError, match=r"no\.yaml" if name == "plan" else name):
+            simulate_plan(**{name: value})  # type: ignore[arg-type]
