@@ -17,8 +17,6 @@ from aiohttp import web
 
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 
-__all__ = ["ChatServer", "chat_completion", "gateway_process", "get", "post", "refusing", "send", "served"]
-
 
 @contextmanager
 def served(app: web.Application, listener: Listener | None = None) -> Iterator[str]:
