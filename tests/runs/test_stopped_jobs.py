@@ -80,6 +80,7 @@ def counted(query: str) -> int:
         return int(db.execute(query).fetchone()[0])
 
 
+OTHER_STOPS = sorted(STOPS.keys() - {"calls", "SIGINT", "full disk"})
 RUNNING = "SELECT count(*) FROM rollouts WHERE status = 'running'"
 
 
@@ -96,7 +97,9 @@ def small_disk(disk_kb: int = 1700) -> Stop:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="jobs are forked")
-@pytest.mark.parametrize("how", list(STOPS))
+@pytest.mark.parametrize(
+    "how", ["calls", "SIGINT", "full disk", *(pytest.param(how, marks=pytest.mark.chaos) for how in OTHER_STOPS)]
+)
 @pytest.mark.parametrize("job", ["collect", pytest.param("compile", marks=pytest.mark.chaos)])
 def test_every_answered_call_of_a_stopped_job_is_stored_and_nothing_is_left_running(
     job: str, how: str, tmp_path: Path
