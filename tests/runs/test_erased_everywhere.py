@@ -25,7 +25,6 @@ from assay.traces.records import subject_digest
 from assay.traces.store import tables as schema
 from assay.traces.store.erasure import ERASED
 from assay.traces.store.sealing import store_tasks
-from rigs.command_line import assay_command
 from rigs.projects import PROGRAM, write_rows
 
 ANN = "My name is Ann Sömmer, and parcel 4711 for Elm Street 12 never arrived."
@@ -368,19 +367,6 @@ def test_a_report_page_outside_of_the_folder_is_named_and_emptied(own_folder: Pa
     text = Path("page.html").read_text()
     assert "4711" not in text
     assert "branch number 4?" in text, "the rest of the page stays"
-
-
-@pytest.mark.slow
-def test_the_command_says_what_was_emptied_named_and_not_searched(own_folder: Path) -> None:
-    mine = str(Path(write_rows("mine.jsonl", [{"question": ANN}])).absolute())
-    with Store() as store:
-        store.put_artifact(mine, [])
-    put(ann(kind="yes"), Rollout(task_id="b", inputs={"question": BOB}, prediction={"answer": ANN}))
-    report = assay_command("traces", "forget", "ann", "--json").report
-    assert report["emptied"]["rows"] == {"rollouts": 1}
-    assert report["holding"] == [mine]
-    assert report["not_searched"]["short_texts"] == 1
-    assert files_with("4711") == []
 
 
 def test_labels_facts_of_others_and_jobs_lose_the_text_and_documents_are_named(own_folder: Path) -> None:

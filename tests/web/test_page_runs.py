@@ -161,14 +161,6 @@ def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> No
     assert sorted(shlex.split(command)) == sorted(shlex.split(words))
 
 
-def test_a_running_run_loads_itself_again(store: Store) -> None:
-    put_run(store, "run-1", status="running")
-    put_run(store, "run-2", status="done")
-    store.flush()
-    assert 'hx-trigger="every 3s"' in read(store, "/runs/run-1")
-    assert "hx-trigger=" not in read(store, "/runs/run-2")
-
-
 @pytest.fixture
 def two_runs(store: Store) -> Store:
     """Runs a and b on tasks 0 to 5: task 0 is worse in b, tasks 1 and 2 are better, the others the same."""

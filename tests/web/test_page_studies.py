@@ -67,13 +67,6 @@ def test_a_policy_shows_its_episodes(store: Store, tmp_path: Path) -> None:
     assert "overall, by trial" in text
 
 
-def test_a_search_without_scored_trials_has_no_charts(store: Store, tmp_path: Path) -> None:
-    failed = [{**TRIALS[0], "state": "failed", "values": {"score": None}}]
-    text = page_of(store, tmp_path, "tune", {**TUNED, "history": failed, "gate": None, "test": {}, "best": {}})
-    assert '<svg class="chart"' not in text
-    assert "<summary>1 trial</summary>" in text
-
-
 def test_a_training_shows_training_and_held_out_curves_with_their_data(store: Store, tmp_path: Path) -> None:
     text = page_of(store, tmp_path, "train", TRAINED)
     assert "the score fell" in text
