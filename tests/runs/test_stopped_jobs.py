@@ -1,6 +1,7 @@
 """Whatever stops a job leaves the record of a job that ended; what a disk does not take is counted."""
 
 import json
+import re
 import resource
 import signal
 import sqlite3
@@ -139,7 +140,7 @@ def test_a_signal_ends_a_command_after_its_calls_in_flight(command: list[str], n
         _, errors = process.communicate(timeout=120)
         answered = server.requests
     assert process.returncode == 130, errors
-    assert f"cancelled by {signal.Signals(number).name}" in errors
+    assert re.search(rf"^assay: stopped: (?:cancelled )?by {signal.Signals(number).name}\. ", errors, re.M)
     assert not Path("out.jsonl").exists()
     assert counted("SELECT count(*) FROM transitions WHERE NOT cached") == answered
     assert counted(RUNNING) == 0
