@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -51,6 +52,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ASSAY_STORE", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of this process, as of DSPy between its retries of a call, take a hundredth of their time."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(seconds / 100))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -35,6 +36,7 @@ from assay.shipped.programs.experiment import checks as experiment_checks
 from assay.shipped.programs.nim import checks as nim_checks
 from assay.shipped.programs.text_to_sql import checks as sql_checks
 from assay.shipped.programs.tool_user.bfcl import CATEGORIES
+from rigs.command_line import root_command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -127,41 +129,27 @@ def _reference_pages() -> dict[str, str]:
 def _commands_in(text: str) -> Iterator[list[str]]:
     """Arguments of each `assay` command in the shell blocks and the code of a page."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()] + re.findall(
-        r"`(assay [^`\n]+)`", text
-    )
-    for line in lines:
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *re.findall(r"`(assay [^`\n]+)`", text)]:
         words = re.split(r"\s+", line.split(" # ")[0].strip())
         if "assay" in words and "=" not in words[0]:
             yield words[words.index("assay") + 1 :]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))],
-    ids=lambda path: path.stem,
-)
-def test_commands_in_the_documentation_exist(path: Path) -> None:
-    from assay.cli.main import group
+MARKDOWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-    for words in _commands_in(path.read_text()):
-        command: click.Command | None = group
-        used = []
+
+def test_commands_in_the_documentation_exist() -> None:
+    unknown = []
+    for words in (words for path in MARKDOWN for words in _commands_in(path.read_text())):
+        command: click.Command = root_command()
         for word in words:
-            if (
-                isinstance(command, click.Group)
-                and not word.startswith("-")
-                and (inner := command.get_command(click.Context(command), word))
-            ):
-                command = inner
-                used.append(word)
-        assert command is not None
-        flags = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {
-            "--help",
-            "--version",
-        }
-        unknown = [word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word) and word not in flags]
-        assert unknown == [], f"assay {' '.join(used)} has no {unknown}"
+            inner = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+            command = inner or command
+        flags = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]}
+        named = {word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)}
+        unknown += [(words, named - flags - {"--help", "--version"})] if named - flags - {"--help", "--version"} else []
+    assert unknown == []
 
 
 def test_the_rubric_in_the_documentation_loads(own_folder: Path) -> None:
@@ -235,23 +223,12 @@ def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names()
     assert "{split}" not in _reference_pages()["reference/settings.md"]
 
 
-@pytest.mark.slow
-def test_links_in_the_documentation_are_not_broken() -> None:
+def test_links_of_the_readme_are_not_broken() -> None:
+    """`make docs` checks those of the documentation, and their sections."""
     generated = {ROOT / "docs" / path for path in _reference_pages()}
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists() or (page.parent / link).resolve() in generated, f"{page.name}: {link}"
-
-
-def test_links_to_a_section_name_one_of_its_headings() -> None:
-    generated = {ROOT / "docs" / path: text for path, text in _reference_pages().items()}
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
-            target = (page.parent / link).resolve() if link else page
-            text = generated.get(target) or target.read_text()
-            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-            assert anchor in slugs, f"{page.name}: {link}#{anchor}"
+    links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists() and (ROOT / link).resolve() not in generated] == []
 
 
 def test_the_mapped_folders_exist() -> None:
@@ -281,54 +258,34 @@ def test_the_tests_that_results_name_exist() -> None:
     assert [(page, test) for page, test in named if f"def {test}(" not in tests] == []
 
 
+def example(name: str, *flags: str) -> dict[str, Any]:
+    """The JSON of an example."""
+    command = [sys.executable, str(ROOT / "examples" / name), *flags, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+IMPACT = "--data arithmetic:terms=2-2&digits=1-1&size=60 --tasks 1 --levels 2 --trials 2 --ranges max_steps=1:4"
+
+
 @pytest.mark.tutorial
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("example", "flags"),
-    [
-        ("rubric_anywhere.py", []),
-        ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"]),
-        (
-            "parameter_impact_example.py",
-            [
-                "--data",
-                "arithmetic:terms=2-2&digits=1-1&size=60",
-                "--tasks",
-                "1",
-                "--levels",
-                "2",
-                "--trials",
-                "2",
-                "--ranges",
-                "max_steps=1:4",
-                "temperature=0.1:0.3",
-            ],
-        ),
-    ],
-)
-def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example), *flags, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    if example == "trl_reward.py":
-        assert report["steps"] == 1
-        assert 0 <= report["log"][0]["reward"] <= 1
-    elif example == "parameter_impact_example.py":
-        few, many = (effect for effect in report["effects"] if effect["parameter"] == "max_steps")
-        assert (few["value"], many["value"]) == (1.0, 4.0)
-        assert few["metrics"]["tokens"]["mean"] < many["metrics"]["tokens"]["mean"]
-        assert "Each parameter moved alone" in (own_folder / "impact" / "study.html").read_text()
-        assert report["study"] is not None
-        assert report["before"].keys() == report["after"].keys() == {"score", "tokens_per_task", "parameters"}
-    else:
-        assert report["plain callable"] == 1.0
-        assert len(report["a group, in pairs"]) == 3
+def test_examples_run(embedded: str, own_folder: Path) -> None:
+    report = example("rubric_anywhere.py")
+    assert report["plain callable"] == 1.0
+    assert len(report["a group, in pairs"]) == 3
+    report = example("trl_reward.py", "--steps", "1", "--generations", "2", "--tokens", "8")
+    assert report["steps"] == 1
+    assert 0 <= report["log"][0]["reward"] <= 1
+    report = example("parameter_impact_example.py", *IMPACT.split(), "temperature=0.1:0.3")
+    few, many = (effect for effect in report["effects"] if effect["parameter"] == "max_steps")
+    assert (few["value"], many["value"]) == (1.0, 4.0)
+    assert few["metrics"]["tokens"]["mean"] < many["metrics"]["tokens"]["mean"]
+    assert "Each parameter moved alone" in (own_folder / "impact" / "study.html").read_text()
+    assert report["study"] is not None
+    assert report["before"].keys() == report["after"].keys() == {"score", "tokens_per_task", "parameters"}
 
 
 @pytest.mark.slow
@@ -342,13 +299,9 @@ def test_the_worked_example_of_step_rewards_returns_1_45(
 
 @pytest.mark.tutorial
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "least"), [("rl_training_example.py", 0.3), ("custom_agent.py", 0.1)])
-def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, least: float) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
+@pytest.mark.parametrize(("name", "least"), [("rl_training_example.py", 0.3), ("custom_agent.py", 0.1)])
+def test_examples_of_tuning_make_agents_better(own_folder: Path, name: str, least: float) -> None:
+    report = example(name)
     assert report["after"]["score"] > report["before"]["score"] + least
     assert report["after"].keys() == report["before"].keys()
 
@@ -357,18 +310,7 @@ def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, l
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "examples" / "distributed_tuning.py"),
-        "--workers",
-        "4",
-        "--trials",
-        "24",
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
+    report = example("distributed_tuning.py", "--workers", "4", "--trials", "24")
     assert report["doubled"] == 0
     assert 24 <= sum(report["states"].values()) <= 27  # others may have begun a last one
     assert set(report["states"]) <= {"COMPLETE", "PRUNED"}
@@ -390,9 +332,9 @@ def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:
     assert len(blocks) == 3
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.stem)
-def test_admonitions_are_rendered_as_boxes(page: Path) -> None:
+def test_admonitions_are_rendered_as_boxes() -> None:
     markdown = pytest.importorskip("markdown")
-    text = page.read_text(encoding="utf-8")
-    html = markdown.markdown(text, extensions=["admonition", "fenced_code"])
-    assert html.count('<div class="admonition') == len(re.findall(r"^!!! ", text, re.MULTILINE))
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        html = markdown.markdown(text, extensions=["admonition", "fenced_code"])
+        assert html.count('<div class="admonition') == len(re.findall(r"^!!! ", text, re.MULTILINE)), page

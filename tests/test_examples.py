@@ -14,7 +14,6 @@ import pytest
 import assay
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Transition
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 METRICS = ["average_confidence", "task_accuracy", "response_quality", "overall_score"]
@@ -121,9 +120,9 @@ def test_before_and_after_of_fine_tuning_are_shown_side_by_side(
     Path("m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tuning.messages(0)))
     about = {"rubric": "classify", "data": "m.jsonl", "prompt_format": "lean"}
     arguments = tuning.parsed(["--test-size", "8", "--samples", "3"])
-    first = tuning.evaluated(arguments, {**about, "store": "before/a.db", "lm": sorts("[b]no idea", "account")}, None)
-    second = tuning.evaluated(
-        arguments, {**about, "store": "after/a.db", "lm": sorts("a parcel is late", "delivery")}, None
+    first, second = (
+        tuning.evaluated(arguments, {**about, "store": f"{label}/a.db", "lm": sorts(reasoning, label)}, None)
+        for reasoning, label in (("[b]no idea", "account"), ("a parcel is late", "delivery"))
     )
     report = {
         **tuning.metrics(*(list(one[0].runs.values()) for one in (first, second))),
@@ -139,44 +138,8 @@ def test_before_and_after_of_fine_tuning_are_shown_side_by_side(
         assert (sample["before"]["answer"], sample["before"]["reasoning"]) == ("account", "[b]no idea")
         assert (sample["after"]["answer"], sample["after"]["reasoning"]) == ("delivery", "a parcel is late")
         assert sample["after"]["score"] == float(sample["expected"] == "delivery")
-    rating_facts = {
-        "rated": 4,
-        "kept": 2,
-        "right_among_rated": 0.5,
-        "right_among_kept": 1.0,
-        "rater": "me",
-        "model": "m",
-    }
-    tuning.show({**report, **rating_facts, "gain": {"mean": 0.1, "low": -0.1, "high": 0.3}}, 8)
+    facts = {"rated": 4, "kept": 2, "right_among_rated": 0.5, "right_among_kept": 1.0, "rater": "me", "model": "m"}
+    tuning.show({**report, **facts, "gain": {"mean": 0.1, "low": -0.1, "high": 0.3}}, 8)
     printed = capsys.readouterr().out
     assert all(name.replace("_", " ") in printed for name in METRICS)
     assert "[b]no idea" in printed  # what a model writes is no markup
-
-
-def test_confidence_of_the_four_metrics_is_the_models_own() -> None:
-    from assay.evaluation.metrics import TaskRun
-
-    tuning = example("finetune_from_ratings")
-    before = [
-        TaskRun(task_id=str(n), score=score, confidence=sure)
-        for n, (score, sure) in enumerate([(1.0, 0.5), (0.5, 0.7)])
-    ]
-    after = [TaskRun(task_id=str(n), score=1.0, confidence=0.9) for n in range(2)]
-    assert tuning.metrics(before, after)["before"] == pytest.approx(
-        dict(zip(METRICS, [0.6, 0.5, 0.75, (0.6 + 0.5 + 0.75) / 3], strict=True))
-    )
-    assert tuning.metrics(before, after)["after"] == pytest.approx(
-        dict(zip(METRICS, [0.9, 1.0, 1.0, 2.9 / 3], strict=True))
-    )
-
-
-def test_reasoning_is_what_stands_before_the_label() -> None:
-    reasoning_of = example("finetune_from_ratings").reasoning_of
-    texts = {
-        "thought: it says label: x\nlabel: billing": "it says label: x",
-        "label: billing": "",
-        "no fields at all": "",
-    }
-    for text, reasoning in texts.items():
-        assert reasoning_of(Rollout(transitions=[Transition(t=0, model="m", request={}, output=text)])) == reasoning
-    assert reasoning_of(Rollout()) == ""

@@ -3,7 +3,7 @@
 import importlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,29 @@ def test_every_measurement_can_be_imported() -> None:
     assert {name for row in ROWS for name in row.measurements} == GROUPS.keys()
 
 
-def test_a_row_without_all_seeds_is_not_run() -> None:
+def lines_of(measured: dict[int, dict[str, float]], wanted: tuple[int, ...], **fields: Any) -> str:
+    """The table of one row whose tasks have these values by seed; a seed of 3 takes three minutes."""
     from claims.table import Row, markdown, share
 
-    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"))
-    one = record(0, {"x": {"after": {"a": 1.0}}})
-    assert "not run (1 of 2 seeds)" in markdown([row], {("m", 0): one}, (0, 1))
-    both = {("m", 0): one, ("m", 1): record(1, {"x": {"after": {"a": 0.0}}})}
-    assert "| 100, 0 % | 50.0 % [0.0, 100.0], n = 2 | g | reported |" in markdown([row], both, (0, 1))
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), **fields)
+    records = {
+        ("m", seed): record(seed, {"x": {"after": values}}) | {"seconds": 60.0 * seed}
+        for seed, values in measured.items()
+    }
+    return str(markdown([row], records, wanted))
+
+
+def test_a_row_says_which_of_its_seeds_were_run_and_how_long_the_longest_took() -> None:
+    one, both = {0: {"a": 1.0}}, {0: {"a": 1.0}, 1: {"a": 0.0}}
+    assert "not run (1 of 2 seeds)" in lines_of(one, (0, 1))
+    assert "| 100, 0 % | 50.0 % [0.0, 100.0], n = 2 | g | reported |" in lines_of(both, (0, 1))
+    assert "| reported | 12 |" in lines_of({3: {"a": 1.0}, 12: {"a": 1.0}}, (3, 12))
+    enough = lines_of({0: {"a": 1.0, "b": 0.0}}, (0, 1, 2), enough=1)
+    assert "n = 2 | g | reported (1 of 3 seeds) |" in enough
+    assert "not run" in lines_of({}, (0, 1, 2), enough=1)
+    own: dict[int, dict[str, float]] = {0: {"a": 0.0}, 1: {"a": 0.0}, 7: {"a": 1.0}}
+    assert "not run (1 of 2 seeds)" in lines_of(own, (0, 1), seeds=(7, 8))
+    assert "| 100, 0 % | 50.0 %" in lines_of({**own, 8: {"a": 0.0}}, (0, 1), seeds=(7, 8))
 
 
 def test_an_end_of_an_interval_shows_its_side_of_zero() -> None:
@@ -60,34 +75,22 @@ def test_an_end_of_an_interval_shows_its_side_of_zero() -> None:
     assert points(0.0, 0.0, 0.1) == "+0.0 points [0.0, 10.0]"
 
 
-def test_a_row_says_how_long_its_longest_seed_took() -> None:
-    from claims.table import Row, markdown, share
-
-    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"))
-    records = {("m", seed): record(seed, {"x": {"after": {"a": 1.0}}}) | {"seconds": 60.0 * seed} for seed in (3, 12)}
-    assert "| reported | 12 |" in markdown([row], records, (3, 12))
+def sides(before: dict[str, float], after: dict[str, float]) -> list[dict[str, Any]]:
+    return [record(0, {"x": {"before": before, "after": after}})]
 
 
-def test_a_row_for_which_one_seed_is_enough_says_how_many_it_has() -> None:
-    from claims.table import Row, markdown, share
-
-    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), enough=1)
-    one = record(0, {"x": {"after": {"a": 1.0, "b": 0.0}}})
-    assert "n = 2 | g | reported (1 of 3 seeds) |" in markdown([row], {("m", 0): one}, (0, 1, 2))
-    assert "not run" in markdown([row], {}, (0, 1, 2))
+def values(count: int, right: Callable[[int], bool]) -> dict[str, float]:
+    return {str(number): float(right(number)) for number in range(count)}
 
 
 def test_a_gain_needs_its_mean_and_an_interval_above_zero() -> None:
     from claims.table import gain
 
-    tasks = [str(number) for number in range(40)]
-    before, after = dict.fromkeys(tasks, 0.0), {task: float(int(task) % 4 == 0) for task in tasks}
-    records = [record(0, {"x": {"before": before, "after": after}})]
-    assert gain("x", least=0.25)(records).reached is True  # 10 of 40
-    assert gain("x", least=0.26)(records).reached is False
-    assert gain("x", least=0.25, least_after=0.3)(records).reached is False
-    swapped = [record(0, {"x": {"before": after, "after": before}})]
-    assert gain("x", least=-1.0)(swapped).reached is False
+    before, after = values(40, lambda _: False), values(40, lambda number: number % 4 == 0)
+    assert gain("x", least=0.25)(sides(before, after)).reached is True  # 10 of 40
+    assert gain("x", least=0.26)(sides(before, after)).reached is False
+    assert gain("x", least=0.25, least_after=0.3)(sides(before, after)).reached is False
+    assert gain("x", least=-1.0)(sides(after, before)).reached is False
 
 
 def test_a_saving_of_tokens_is_the_change_of_their_sum() -> None:
@@ -128,16 +131,11 @@ def test_unscored_values_are_left_out(tmp_path: Path) -> None:
 def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None:
     from claims.table import relative
 
-    tasks = [str(number) for number in range(40)]
-    many, few = dict.fromkeys(tasks, 1.0), {task: float(int(task) % 5 == 0) for task in tasks}
-    falls, rises = (
-        [record(0, {"x": {"before": many, "after": few}})],
-        [record(0, {"x": {"before": few, "after": many}})],
-    )
-    assert relative("x", least=-0.7)(falls).reached is True  # 8 / 40 - 1 = -80 %
-    assert relative("x", least=-0.9)(falls).reached is False
-    assert relative("x", least=-0.7)(rises).reached is False
-    assert (relative("x", least=3.9)(rises).reached, relative("x", least=4.1)(rises).reached) == (True, False)  # +400 %
+    many, few = values(40, lambda _: True), values(40, lambda number: number % 5 == 0)
+    falls, rises = sides(many, few), sides(few, many)
+    for least, changed, reached in ((-0.7, falls, True), (-0.9, falls, False), (-0.7, rises, False)):  # -80 %
+        assert relative("x", least=least)(changed).reached is reached
+    assert [relative("x", least=least)(rises).reached for least in (3.9, 4.1)] == [True, False]  # +400 %
     scored = relative("x", least=-0.7, score="x")(falls)
     assert (scored.before, scored.after) == ("100 %, 100 % right", "20 %, 20 % right")
 
@@ -145,22 +143,9 @@ def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None
 def test_only_a_significant_loss_counts_as_a_loss() -> None:
     from claims.table import not_below
 
-    tasks = [str(number) for number in range(40)]
-    full, lost = dict.fromkeys(tasks, 1.0), {task: float(int(task) >= 20) for task in tasks}
-    one = {task: float(int(task) > 0) for task in tasks}
-    assert not_below("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
-    assert not_below("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
-    assert not_below("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True
-
-
-def test_a_row_may_have_seeds_of_its_own() -> None:
-    from claims.table import Row, markdown, share
-
-    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), seeds=(7, 8))
-    records = {("m", seed): record(seed, {"x": {"after": {"a": float(seed == 7)}}}) for seed in (0, 1, 7)}
-    assert "not run (1 of 2 seeds)" in markdown([row], records, (0, 1))
-    records["m", 8] = record(8, {"x": {"after": {"a": 0.0}}})
-    assert "| 100, 0 % | 50.0 %" in markdown([row], records, (0, 1))
+    full, lost, one = (values(40, lambda number, first=first: number >= first) for first in (0, 20, 1))
+    reached = [not_below("x")(sides(*pair)).reached for pair in ((full, lost), (full, one), (lost, full))]
+    assert reached == [False, True, True]
 
 
 def test_a_twin_may_be_better_by_a_margin_only() -> None:

@@ -1,23 +1,18 @@
-"""The commands as a user types them: what is on each stream, what a stop says, a search with the embedded model."""
+"""The commands as a user types them: what is on each stream, what a stop says, lists, `deploy simulate`."""
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from assay.cli.main import group, how_to_continue
+from assay.cli.main import how_to_continue
+from assay.commands.deploy import simulate_plan
+from assay.errors import ConfigError
 from assay.traces import Rollout, Store
 from rigs.command_line import assay_command
-
-DATA = "arithmetic:terms=2-2&digits=1-1&size=80"  # few and short calls
-COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", DATA, "--prompt-format", "lean"]
-SMALL = ["--train-size", "8", "--val-size", "3", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "9"]
 
 
 def test_json_is_alone_on_standard_output_whatever_other_processes_write_there(tmp_path: Path) -> None:
@@ -36,90 +31,58 @@ def test_json_is_alone_on_standard_output_whatever_other_processes_write_there(t
     assert "of a native library" in done.stderr
 
 
+KEPT = "What is in the store is kept."
+RESUMED = "What was found so far is kept; --resume continues from here."
+CACHED = "Run the same command again to continue: the answers so far are in the response cache."
+
+
 @pytest.mark.parametrize(
-    ("arguments", "hint"),
+    ("command", "hint"),
     [
-        (
-            ["judge", "audit", "Is it kind?", "--scale", "no,yes"],
-            "Run the same command again to continue: the answers so far are in the response cache.",
-        ),
-        (["judge", "audit", "Is it kind?", "--no-cache"], "What is in the store is kept."),
-        (
-            ["judge", "score", "Is it kind?", "--data", "d.jsonl"],
-            "What was found so far is kept; --resume continues from here.",
-        ),
-        (["compile", "math_qa"], "What was found so far is kept; --resume continues from here."),
-        (["traces", "rate"], "What is in the store is kept."),
+        ("judge audit j --scale no,yes", CACHED),
+        ("judge audit j --no-cache", KEPT),
+        ("judge score j --data d.jsonl", RESUMED),
+        ("compile math_qa", RESUMED),
+        ("traces rate", KEPT),
     ],
 )
-def test_stopped_command_names_an_existing_resume_option(arguments: list[str], hint: str) -> None:
-    assert how_to_continue(arguments) == hint
+def test_stopped_command_names_an_existing_resume_option(command: str, hint: str) -> None:
+    assert how_to_continue(command.split()) == hint
 
 
-@pytest.mark.slow
-def test_an_artifact_of_the_embedded_model_runs_and_its_calls_are_in_the_store(small_embedded: str) -> None:
-    def report(*words: str) -> Any:
-        done = assay_command(*words, "--json")
-        assert done.code == 0, done.stderr
-        return done.report
-
-    data = report(*COMPILE, "--model", small_embedded, "--set", "temperature=0.1", *SMALL)
-    assert 0 < data["search_calls"] <= 9
-    assert data["cost_usd"] == 0.0
-    assert (data["replaces"], data["test"]["gain"]) == (False, None)  # three gate tasks decide nothing
-    stats = report("traces", "stats")
-    assert stats["transitions"] == data["calls"] + data["cached"]
-    assert stats["unrecorded"] == 0
-    newest = report("traces", "list", "--split", "val", "--limit", "1")["rollouts"][0]
-    rollout = report("traces", "show", newest["id"])
-    assert rollout["transitions"][0]["request"]["messages"]
-    assert rollout["transitions"][0]["token_ids"]
-    assert "answer" in report("run", data["artifact"], "question=What is 20 + 22?")
-    ran = report("traces", "show", report("traces", "list", "--limit", "1")["rollouts"][0]["id"])
-    assert ran["inputs"] == {"question": "What is 20 + 22?"}
-    assert ran["program_version"] == rollout["program_version"]  # the same program
-    scored = ["evaluate", data["artifact"], "--rubric", "math_qa", "--data", DATA, "--split", "gate", "--size", "3"]
-    first, again = report(*scored), report(*scored)
-    assert (again["result"]["score"], again["calls"]) == (first["result"]["score"], 0)  # from the response cache
-
-
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "the user")])
-@pytest.mark.slow
-def test_a_stopped_job_says_what_stopped_it(number: int, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(
-        "import time\ndef slow(question):\n    print('begun', flush=True)\n    time.sleep(60)\n"
-    )
-    (tmp_path / "d.jsonl").write_text('{"question": "a", "answer": "a", "split": "val"}\n')
-    job = subprocess.Popen(
-        [sys.executable, "-m", "assay", "evaluate", "p.py:slow", "--rubric", "math_qa", "--data", "d.jsonl",
-         "--model", "openai/none", "--api-base", "http://127.0.0.1:9", "--no-preflight"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert job.stdout is not None
-    assert job.stdout.readline() == "begun\n"
-    job.send_signal(number)
-    _, printed = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert f"assay: stopped: cancelled by {reason}. " in printed
-
-
-def test_a_list_of_rollouts_names_the_version_of_the_program(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
+def test_lists_name_the_version_of_a_program_and_have_a_dash_for_what_a_row_has_not(own_folder: Path) -> None:
+    with Store() as store:
         store.put_rollout(Rollout(program="p.py:P", program_version="0123456789ab", inputs={"q": "Hello"}))
-    output = CliRunner().invoke(group, ["traces", "list", "--store", "s.db"]).output
+        store.put_run("record-1", kind="record", config={}, status="done", started_at=0.0)
+    output = assay_command("traces", "list").stdout
     assert re.search(r" p\.py:P@0123456789ab program +– +– +Hello$", output, re.M)
-    listed = CliRunner().invoke(group, ["models", "list"]).output
+    output = assay_command("runs", "list").stdout
+    assert output.rstrip().endswith("–  –")
+    assert "None" not in output
+    listed = assay_command("models", "list").stdout
     assert re.match(r"name +size +licence +file\nembedded/smollm2-135m +98 MB +Apache-2\.0 +\S", listed)
 
 
-def test_a_list_of_runs_has_a_dash_for_what_a_run_has_not(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        store.put_run("record-1", kind="record", config={}, status="done", started_at=0.0)
-    output = CliRunner().invoke(group, ["runs", "list", "--store", "s.db"]).output
-    assert output.rstrip().endswith("–  –")
-    assert "None" not in output
+def test_a_worse_candidate_is_rolled_back_and_the_shares_add_up() -> None:
+    flags = ["--base", "0.7", "--effect", "-0.25", "--runs", "10", "--seed", "1", "--json"]
+    report = assay_command("deploy", "simulate", *flags).report
+    assert report["rolled_back"] == 1.0
+    assert report["promoted"] + report["rolled_back"] + report["undecided"] == pytest.approx(1)
+    assert report["step_requests"][0] == 100  # the replay
+    assert len(report["step_requests"]) == 5
+    assert {"requests_median", "candidate_requests_median", "runs"} < report.keys()
 
 
-def test_the_project_of_init_has_no_comments_for_type_checkers(tmp_path: Path) -> None:
-    CliRunner().invoke(group, ["init", "made"])
-    assert "type: ignore" not in (tmp_path / "made/program.py").read_text()
+def test_a_custom_plan_is_simulated_and_its_goal_can_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("steps:\n- {weight: 50, decides: true, max_requests: 300}\nmetrics:\n- {success_gain: 0.0}\n")
+    options = {"plan": str(path), "effect": 0.3, "runs": 10}
+    assert simulate_plan(**options).promoted > 0.8  # type: ignore[arg-type]
+    strict = simulate_plan(goal=0.9, **options)  # type: ignore[arg-type]
+    assert (strict.promoted, strict.rules) == (0.0, {"inconclusive": 10})
+
+
+def test_values_out_of_range_and_a_missing_plan_are_refused() -> None:
+    for name, value in (("base", 1.2), ("runs", 0), ("users", 1), ("effect", -2.0), ("plan", "no.yaml")):
+        with pytest.raises(ConfigError, match=r"no\.yaml" if name == "plan" else name):
+            simulate_plan(**{name: value})  # type: ignore[arg-type]

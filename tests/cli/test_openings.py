@@ -1,68 +1,40 @@
-"""The tables of the command line say how often the test split was opened."""
+"""The tables of the command line say how often the test split was opened, and what limits a comparison."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from click.testing import CliRunner
 
-from assay.cli.main import group
 from assay.commands.improve_settings import ImproveReport
 from assay.datasets.rows import NO_ROWS
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.traces import Store
 from assay.web.compare import compare_view
-from rigs.serving import chat_completion, served
+from rigs.command_line import Done, assay_command
+from rigs.projects import write_program, write_project
+from rigs.serving import ChatServer
 
-PROGRAM = """import dspy
-
-
-class Mine(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question)
-"""
-
-
-async def answer(request: web.Request) -> web.Response:
-    body = await request.json()
-    return chat_completion(body["model"], json.dumps({"answer": "4"}))
+MINE = "mine.py:Mine"
 
 
 @pytest.fixture
-def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def flags(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    (tmp_path / "mine.py").write_text(PROGRAM + "\n\nclass Other(Mine):\n    pass\n")
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    rows = [json.dumps({"question": f"What is {n}?", "answer": str(n % 5)}) for n in range(50)]
-    (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    with served(app) as url:
+    write_project(24)
+    write_program("other.py")
+    with ChatServer(lambda body: json.dumps({"answer": "4"})).serving() as server:
         yield [
-            "--rubric",
-            "r.yaml",
-            "--data",
-            "data.jsonl",
-            "--model",
-            "openai/m",
-            "--api-base",
-            f"{url}/v1",
-            "--prompt-format",
-            "json",
-        ]
+            "--rubric=r.yaml", "--data=data.jsonl", "--model=openai/m", f"--api-base={server.url}",
+            "--prompt-format=json",
+        ]  # fmt: skip
 
 
-def invoked(*arguments: str) -> str:
-    done = CliRunner().invoke(group, list(arguments))
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def invoked(*arguments: str) -> Done:
+    done = assay_command(*arguments)
+    assert done.code == 0, done.stderr
+    return done
 
 
 def opened(times: str) -> str:
@@ -71,41 +43,34 @@ def opened(times: str) -> str:
 
 @pytest.mark.slow
 def test_evaluate_counts_openings_of_the_test_split_and_a_kept_baseline_opens_none(flags: list[str]) -> None:
-    assert opened("1 time") in invoked("evaluate", "mine.py:Mine", "--split", "test", *flags)
-    assert opened("2 times") in invoked("evaluate", "mine.py:Mine", "--split", "test", *flags)
-    kept = "The sealed test was not opened"
-    assert kept in invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags)
-    assert kept in invoked("tune", "mine.py:Mine", "--trials", "1", *flags)
-    assert "has been opened" not in invoked("evaluate", "mine.py:Mine", "--split", "val", *flags)
+    for times in ("1 time", "2 times"):
+        assert opened(times) in invoked("evaluate", MINE, "--split", "test", *flags).stdout
+    for command in (["compile", MINE, "--optimizer", "labeled"], ["tune", MINE, "--trials", "1"]):
+        assert "The sealed test was not opened" in invoked(*command, *flags).stdout
+    assert "has been opened" not in invoked("evaluate", MINE, "--split", "val", *flags).stdout
 
 
 @pytest.mark.slow
 def test_compare_reports_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
-    artifact = json.loads(invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags, "--json"))["artifact"]
-    for split in ("train", "val"):
-        comparison = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
-        n = comparison["b"]["n"]
-        assert [note.partition(" (")[0] for note in comparison["notes"]] == [
-            f"{n} of these {n} tasks were used to compile {artifact}"
-        ]
-    output = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
+    artifact = invoked("compile", MINE, "--optimizer", "labeled", *flags, "--json").report["artifact"]
+    for split in ("train", "val", "test"):
+        report = invoked("compare", MINE, artifact, *flags, "--split", split, "--json").report
+        used = f"{report['b']['n']} of these {report['b']['n']} tasks were used to compile {artifact}"
+        assert [note.partition(" (")[0] for note in report["notes"]] == ([] if split == "test" else [used])
+    output = " ".join(invoked("compare", MINE, artifact, *flags, "--split", "train").stdout.split())
     assert "its score on them is biased upwards. The splits gate and test have tasks that it has not seen" in output
-    assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
 
 
-def test_compare_reports_openings_of_the_test_split(flags: list[str]) -> None:
-    sides = ["compare", "mine.py:Mine", "mine.py:Other", *flags]
-    assert opened("2 times") + " (2 times by this job)" in " ".join(invoked(*sides, "--split", "test").split())
-    assert json.loads(invoked(*sides, "--split", "test", "--json"))["test_openings"] == {"this_job": 2, "this_store": 4}
-    assert json.loads(invoked(*sides, "--split", "val", "--json"))["test_openings"] is None
-
-
-def test_compare_decides_on_the_gate_split_and_the_page_shows_what_limits_it(flags: list[str]) -> None:
-    sides = ["compare", "mine.py:Mine", "mine.py:Other", *flags, "--json"]
-    by_default = json.loads(invoked(*sides))
+@pytest.mark.slow
+def test_compare_decides_on_the_gate_split_and_counts_openings_of_the_test_split(flags: list[str]) -> None:
+    sides = ["compare", MINE, "other.py:Mine", *flags]
+    by_default = invoked(*sides, "--json").report
     assert (by_default["split"], by_default["test_openings"]) == ("gate", None)
-    data = json.loads(invoked(*sides, "--split", "test"))
-    runs = json.loads(invoked("runs", "list", "--json"))["runs"]
+    output = " ".join(invoked(*sides, "--split", "test").stdout.split())
+    assert f"{opened('2 times')} (2 times by this job)" in output
+    data = invoked(*sides, "--split", "test", "--json").report
+    assert data["test_openings"] == {"this_job": 2, "this_store": 4}
+    runs = invoked("runs", "list", "--json").report["runs"]
     with Store() as store:
         page = compare_view(store, {"a": runs[1]["id"], "b": runs[0]["id"]})
     shown = [side["notes"] for side in page.values["sides"]]
@@ -114,29 +79,18 @@ def test_compare_decides_on_the_gate_split_and_the_page_shows_what_limits_it(fla
 
 
 SIDE = {
-    "score": 0.5,
-    "interval": [0.4, 0.6],
-    "n": 9,
-    "criteria": {},
-    "metrics": {},
-    "task_types": {},
-    "valid_calls": None,
-    "parsed": None,
-    "tokens_per_task": 1.0,
-}
+    "score": 0.5, "interval": [0.4, 0.6], "n": 9, "criteria": {}, "metrics": {}, "task_types": {}, "valid_calls": None,
+    "parsed": None, "tokens_per_task": 1.0,
+}  # fmt: skip
 TEST = {"before": SIDE, "after": SIDE, "gain": {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 9}}
 
 
-def test_improve_reports_openings_of_the_test_split() -> None:
-    report = ImproveReport(
-        program="p", model="m", test_openings={"this_job": 2, "this_store": 5}, data=NO_ROWS.to_dict()
-    )
-    assert any(f"{opened('5 times')} (2 times by this job)" in str(line) for line in report.lines())
-
-
-def test_train_reports_openings_for_each_program(tmp_path: Path) -> None:
-    report = PolicyReport(
+def test_improve_and_train_report_openings(tmp_path: Path) -> None:
+    openings = {"this_job": 2, "this_store": 5}
+    improved = ImproveReport(program="p", model="m", test_openings=openings, data=NO_ROWS.to_dict())
+    assert any(f"{opened('5 times')} (2 times by this job)" in str(line) for line in improved.lines())
+    trained = PolicyReport(
         None, tmp_path, PolicySettings(), validation={"one": {"greedy": TEST}, "two": {"greedy": TEST}},
         test_openings={"one": {"this_job": 1, "this_store": 4}},
     )  # fmt: skip
-    assert str([*report.lines()]).count("has been opened 4 times") == 1
+    assert str([*trained.lines()]).count("has been opened 4 times") == 1

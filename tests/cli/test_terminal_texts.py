@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,14 +46,11 @@ def streams() -> Iterator[tuple[StringIO, StringIO]]:
         yield out, err
 
 
-@pytest.mark.parametrize("character", [*CONTROLS, *MARKS, "\ud800"])
-def test_a_control_character_is_escaped(character: str) -> None:
-    assert escaped(f"a{character}b") == f"a\\u{ord(character):04x}b"
-
-
-@pytest.mark.parametrize("text", ["a\tb\nc", "é ü 漢字 العربية עברית", "👩\u200d💻 🏳\ufe0f", "नमस्ते\u200c", "\xa0"])
-def test_other_texts_are_unchanged(text: str) -> None:
-    assert escaped(text) == text
+def test_control_characters_are_escaped_and_other_texts_are_not() -> None:
+    for character in (*CONTROLS, *MARKS, "\ud800"):
+        assert escaped(f"a{character}b") == f"a\\u{ord(character):04x}b"
+    for text in ("a\tb\nc", "é ü 漢字 العربية עברית", "👩\u200d💻 🏳\ufe0f", "नमस्ते\u200c", "\xa0"):
+        assert escaped(text) == text
 
 
 def test_lines_and_questions_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,24 +114,22 @@ def test_json_keeps_its_values() -> None:
     assert not RAW.search(out.getvalue())
 
 
+_PRINTS = re.compile(r"(?:sys\.(?:__)?(?:stdout|stderr)(?:__)?\.(?:buffer\.)?write(?:lines)?|print|input|"
+                     r"click\.(?:echo|secho|prompt|confirm|echo_via_pager))")  # fmt: skip
+
+
+def prints(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "rich.console" or (
+            node.module == "rich" and any(alias.name == "print" for alias in node.names)
+        )
+    if isinstance(node, ast.Import):
+        return any(alias.name == "rich" for alias in node.names)
+    return isinstance(node, ast.Call) and bool(_PRINTS.fullmatch(ast.unparse(node.func)))
+
+
 def test_no_other_module_prints() -> None:
     """`assay.support.terminal` escapes. Scripts of `assay.testing` print to the process that started them."""
-
-    def prints(node: ast.AST) -> bool:
-        if isinstance(node, ast.ImportFrom) and node.module == "rich.console":
-            return True
-        if isinstance(node, ast.ImportFrom) and node.module == "rich":
-            return any(alias.name == "print" for alias in node.names)
-        if isinstance(node, ast.Import):
-            return any(alias.name == "rich" for alias in node.names)
-        if not isinstance(node, ast.Call):
-            return False
-        called = ast.unparse(node.func)
-        writes = re.fullmatch(r"sys\.(?:__)?(?:stdout|stderr)(?:__)?\.(?:buffer\.)?write(?:lines)?", called)
-        return bool(writes) or called in (
-            "print", "click.echo", "click.secho", "click.prompt", "click.confirm", "click.echo_via_pager", "input",
-        )  # fmt: skip
-
     places = [
         f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
         for path in sorted(SOURCE.rglob("*.py"))
@@ -181,36 +175,24 @@ def _hostile_store(file: Path) -> None:
                 store.put_transition(rollout.id, call_of)
         store.flush()
         store.put_label(word, word, rater=word, label=word, fields={word: word}, rationale=word)
-        by = {"at": 1.0, "by": word, "why": word}
-        numbers = {"started_at": 1.0, "started_by": word, "stage": 0, "stage_at": 1.0, "decided": 1, "evaluations": 0}
         rows: list[tuple[sa.Table, dict[str, Any]]] = [
-            (schema.agent_versions, {
-                "agent": word, "number": 1, "artifact": word, "sha256": word, "model": word, "parent": None,
-                "adapters_json": f'["{word}"]', "evidence_json": "{}", "people_json": "[]", "registered_at": 1.0,
-                "registered_by": word,
-            }),
-            (schema.agent_aliases, {"agent": word, "alias": word, "number": 1, **by}),
-            (schema.agent_flags, {"agent": word, "name": word, "value": f'"{word}"', **by}),
-            (schema.deployments, {
-                "id": word, "agent": word, "champion": 1, "candidate": 1, "plan_json": json.dumps(Plan().to_dict()),
-                "status": "rolled_back", "active": None, **numbers,
-            }),
-            (schema.deployment_decisions, {
-                "deployment": word, "number": 1, "stage": 0, "action": "rollback", "rule": word, "reason": word,
-                "numbers_json": "{}", "at": 1.0, "by": word,
-            }),
-            (schema.loops, {
-                "agent": word, "file": word, "sha256": word, "enabled": True, "changed_at": 1.0, "changed_by": word,
-            }),
-            (schema.loop_steps, {
-                "agent": word, "cycle": 1, "step": "pool", "status": "failed", "attempts": 1, "started_at": 1.0,
-                "detail_json": json.dumps({"reason": word}), "ended_at": 2.0, "by": word,
-            }),
-        ]  # fmt: skip
+            (schema.agent_versions, {"adapters_json": f'["{word}"]', "evidence_json": "{}", "people_json": "[]"}),
+            (schema.agent_aliases, {}),
+            (schema.agent_flags, {"value": f'"{word}"'}),
+            (schema.deployments, {"plan_json": json.dumps(Plan().to_dict()), "status": "rolled_back", "stage": 0}),
+            (schema.deployment_decisions, {"stage": 0, "action": "rollback", "numbers_json": "{}"}),
+            (schema.loops, {}),
+            (schema.loop_steps, {"step": "pool", "status": "failed", "detail_json": json.dumps({"reason": word})}),
+        ]
         as_text, in_json = HOSTILE, json.dumps(HOSTILE)[1:-1]
         with store.engine.begin() as connection:
             for table, row in rows:
-                connection.execute(sa.insert(table).values(**row))
+                needed = {
+                    column.name: word if isinstance(column.type, sa.String) else 1
+                    for column in table.columns
+                    if not column.nullable
+                }
+                connection.execute(sa.insert(table).values({**needed, **row}))
             for column in (c for table in schema.metadata.sorted_tables for c in table.columns):
                 if isinstance(column.type, sa.String):
                     is_json = column.like("{%") | column.like("[%") | column.like('"%')
@@ -218,55 +200,29 @@ def _hostile_store(file: Path) -> None:
                     connection.execute(sa.update(column.table).where(column.contains(word)).values({column: changed}))
 
 
-_COMMANDS = [
-    ["runs", "list"],
-    ["runs", "show", HOSTILE],
-    ["traces", "list"],
-    ["traces", "show", f"{HOSTILE}0"],
-    ["traces", "stats"],
-    ["traces", "rate", f"{HOSTILE}0", "0.5"],
-    ["traces", "close"],
-    ["traces", "forget", HOSTILE],
-    ["registry", "list", HOSTILE],
-    ["registry", "show", f"{HOSTILE}@1"],
-    ["registry", "alias", f"{HOSTILE}@1", HOSTILE],
-    ["deploy", "status", HOSTILE],
-    ["deploy", "history", HOSTILE],
-    ["loop", "status", HOSTILE],
-    ["judge", "card", HOSTILE],
-    ["judge", "forget", HOSTILE],
-    ["run", HOSTILE, f"question={HOSTILE}"],
-    ["evaluate", HOSTILE, "--rubric", HOSTILE, "--data", HOSTILE],
-    ["traces", "score", "--rubric", HOSTILE],
-    ["export", "sft", "--out", HOSTILE.replace("/", "")],
-    [HOSTILE],
-    ["traces", f"--{HOSTILE}"],
-    ["models", "pull", HOSTILE],
-    ["trust", "add", HOSTILE],
-]
+_READING = [  # also with --json
+    ["runs", "list"], ["runs", "show", HOSTILE], ["traces", "list"], ["traces", "show", f"{HOSTILE}0"],
+    ["traces", "stats"], ["traces", "rate", f"{HOSTILE}0", "0.5"], ["traces", "close"], ["registry", "list", HOSTILE],
+    ["registry", "show", f"{HOSTILE}@1"], ["deploy", "status", HOSTILE],
+]  # fmt: skip
+_OTHERS = [
+    ["registry", "alias", f"{HOSTILE}@1", HOSTILE], ["deploy", "history", HOSTILE], ["loop", "status", HOSTILE],
+    ["judge", "card", HOSTILE], ["judge", "forget", HOSTILE], ["run", HOSTILE, f"question={HOSTILE}"],
+    ["evaluate", HOSTILE, "--rubric", HOSTILE, "--data", HOSTILE], ["traces", "score", "--rubric", HOSTILE],
+    ["export", "sft", "--out", HOSTILE.replace("/", "")], [HOSTILE], ["traces", f"--{HOSTILE}"],
+    ["models", "pull", HOSTILE], ["trust", "add", HOSTILE], ["traces", "forget", HOSTILE],
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("hostile") / "s.db"
-    _hostile_store(file)
-    return file
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [*_COMMANDS, *([*words, "--json"] for words in _COMMANDS[:10])],
-    ids=lambda words: " ".join(words).replace(HOSTILE, "H"),
-)
-def test_no_command_writes_a_control_character(
-    arguments: list[str], hostile_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASSAY_STORE", str(shutil.copy(hostile_store, tmp_path)))
+def test_no_command_writes_a_control_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_STORE", str(tmp_path / "s.db"))
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
-    done = assay_command(*arguments)
-    assert done.stdout + done.stderr
-    for text in (done.stdout, done.stderr):
-        assert not RAW.search(text), text
+    _hostile_store(tmp_path / "s.db")
+    for arguments in (*_READING, *([*words, "--json"] for words in _READING), *_OTHERS):
+        done = assay_command(*arguments)
+        written = done.stdout + done.stderr
+        assert written, arguments
+        assert not RAW.search(written), written
 
 
 @pytest.mark.slow

@@ -17,50 +17,20 @@ HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
 def training(text: str) -> dict[str, Any]:
     """A report of a training in which every text of the user's is `text`."""
-    report = {
-        "n": 4,
-        "score": 0.5,
-        "criteria": {text: 0.5},
-        "task_types": {text: 0.5, "b": 0.1},
-        "valid_calls": 1.0,
-        "parsed": None,
-        "tokens_per_task": 3.0,
-    }
+    side = {
+        "n": 4, "score": 0.5, "criteria": {text: 0.5}, "task_types": {text: 0.5, "b": 0.1}, "valid_calls": 1.0,
+        "parsed": None, "tokens_per_task": 3.0,
+    }  # fmt: skip
     gain = {"mean": 0.1, "low": 0.0, "high": 0.2}
-    modes = {
-        "greedy": {
-            "before": report,
-            "after": report,
-            "gain": gain,
-            "criteria": {text: gain},
-            "task_types": {text: gain},
-        }
-    }
+    pair = {"before": side, "after": side, "gain": gain, "criteria": {text: gain}, "task_types": {text: gain}}
+    calls = [{"t": 0, "output": f"a\\n  b {text}"}]
+    sample = {"step": 1, "score": 0.5, "inputs": {"q": text}, "advantages": [0.5], "calls": calls}
     return {
-        "config": {"algorithm": text, "model": text, "seed": 0, "note": text},
-        "name": text,
-        "path": "",
-        "converged": None,
-        "steps": 1,
-        "rollouts": 8,
-        "calls": 8,
-        "best_step": 1,
-        "alarms": [text],
-        "stopped": text,
-        "validation": {text: modes},
-        "test_openings": {},
+        "config": {"algorithm": text, "model": text, "seed": 0, "note": text}, "name": text, "path": "",
+        "converged": None, "steps": 1, "rollouts": 8, "calls": 8, "best_step": 1, "alarms": [text], "stopped": text,
+        "validation": {text: {"greedy": pair}}, "test_openings": {}, "samples": [sample], "left_out": {text: 2},
         "curves": {"reward": {"1": 0.1, "2": 0.2}, f"criteria/{text}": {"1": 0.5}},
-        "samples": [
-            {
-                "step": 1,
-                "score": 0.5,
-                "inputs": {"q": text},
-                "advantages": [0.5],
-                "calls": [{"t": 0, "output": f"a\\n  b {text}"}],
-            }
-        ],
-        "left_out": {text: 2},
-    }
+    }  # fmt: skip
 
 
 class Elements(HTMLParser):
@@ -103,31 +73,18 @@ def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None
     hostile = elements(write_training(tmp_path / "b.html", training(HOSTILE)))
     assert len(hostile.scripts) == len(harmless.scripts)
     assert not any(script.strip() == "alert(1)" for script in hostile.scripts)
-    assert (
-        sum(text.count(HOSTILE) for text in hostile.texts)
-        == sum(text.count("harmless") for text in harmless.texts)
-        > 10
-    )
+    shown = sum(text.count(HOSTILE) for text in hostile.texts)
+    assert shown == sum(text.count("harmless") for text in harmless.texts) > 10
     assert hostile.addresses == []  # nothing comes from a network
-
-
-def test_a_sample_keeps_its_line_breaks(tmp_path: Path) -> None:
-    page = write_training(tmp_path / "a.html", training("x")).read_text()
-    (sample,) = re.findall(r'<pre dir="auto" tabindex="0">(.*?)</pre>', page, re.DOTALL)
-    assert sample.split("\n") == ["step 1, score 0.5", "{&#34;q&#34;: &#34;x&#34;}", "[0] advantage +0.50  a\\n  b x"]
 
 
 def test_a_page_contains_the_values_of_its_report(tmp_path: Path) -> None:
     page = write_training(tmp_path / "a.html", training("x")).read_text()
-    assert re.findall(r"<h[23]>(.*?)</h[23]>", page) == [
-        "Before and after: <bdi>x</bdi>",
-        "Curves",
-        "Reward",
-        "Reward by criterion",
-        "Sample rollouts",
-        "Left out",
-        "Settings",
-    ]
+    first, *headings = re.findall(r"<h[23]>(.*?)</h[23]>", page)
+    assert first == "Before and after: <bdi>x</bdi>"
+    assert headings == ["Curves", "Reward", "Reward by criterion", "Sample rollouts", "Left out", "Settings"]
+    (sample,) = re.findall(r'<pre dir="auto" tabindex="0">(.*?)</pre>', page, re.DOTALL)
+    assert sample.split("\n") == ["step 1, score 0.5", "{&#34;q&#34;: &#34;x&#34;}", "[0] advantage +0.50  a\\n  b x"]
     row = re.findall(r"<tr>.*?</tr>", page)[1]
     assert re.findall(r">([^<>]+)<", row) == ["greedy: score", "0.500", "0.500", "+0.100 [+0.000, +0.200]"]
     assert page.count("<polyline") == 1  # one curve has two steps

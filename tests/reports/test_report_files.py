@@ -12,9 +12,6 @@ import assay
 from assay.deployment.simulation import SimulationReport
 from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
-from assay.evaluation.metrics import ThinkingReport
-from assay.evaluation.statistics import paired_gain
-from assay.optimizers.parameters.policy import HeldOutReport
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
 from assay.reports.compiled import CompilePage, Demonstration
@@ -24,7 +21,6 @@ from assay.reports.texts import Clipped
 from assay.rubrics import ScoreResult
 from assay.support.reprs import ReportDict, shortened
 from assay.traces import Verdict
-from assay.traces.export.pipeline import ExportReport
 from assay.traces.export.settings import GateReport, Gates
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
@@ -108,40 +104,14 @@ def test_values_of_reports_are_one_line_without_invisible_characters() -> None:
     assert shortened({"temperature": 0.20934812, "max_steps": 3}) == "temperature 0.2093; max_steps 3"
     assert shortened("one\n two\u202e\x07") == "one two[U+202E][U+0007]"
     assert len(shortened("word " * 100)) == 80
-
-
-def test_a_report_that_is_a_dictionary_is_short() -> None:
     data = {"passed": False, "attacks": {"empty": {"wrong": ["<b>" * 900]}}, "notes": ["one", "two"], "calls": 3}
     report = ReportDict("Audit", data, {"failed": "<empty>"})
-    assert report == data
-    assert json.loads(json.dumps(report)) == data
-    assert pickle.loads(pickle.dumps(report)) == data
+    assert report == data == json.loads(json.dumps(report)) == pickle.loads(pickle.dumps(report))
     assert repr(report) == "Audit(failed=<empty>, passed=False, notes=2, calls=3)"
     assert "<caption>Audit</caption><tr><th>failed</th><td>&lt;empty&gt;</td></tr>" in report._repr_html_()
-
-
-def test_an_export_names_the_gates_that_failed(tmp_path: Path) -> None:
-    gates = [{"gate": "transitions", "passed": False}, {"gate": "clean", "passed": True}]
-    keys = ("left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types")
-    manifest = {**dict.fromkeys(keys), "gates": gates, "passed": False, "rollouts": 3}
-    report = ExportReport(path=tmp_path, rows=2, manifest=manifest)
-    assert repr(report).endswith("rollouts=3, rows=2, passed=False, failed_gates=transitions)")
-
-
-def test_reports_without_common_names_show_their_own_values() -> None:
     gates = GateReport(Gates(min_transitions=10))
-    for _ in range(3):
-        gates.see("default", None)
-    gates.see("default", "<empty>")
+    for problem in (None, None, None, "<empty>"):
+        gates.see("default", problem)
     assert repr(gates).startswith("GateReport(all_passed=False, transitions=failed: 3, required 10")
     assert "<tr><th>clean</th><td>failed: 0.75, required 0.95" in gates._repr_html_()
     assert "<empty>" not in gates._repr_html_()
-    held_out = HeldOutReport(
-        before=math.nan, before_interval=(math.nan, math.nan), after=0.5, after_interval=(0.25, 0.75), unscored=2,
-        gain=paired_gain({}, {}),
-    )  # fmt: skip
-    assert repr(held_out) == "HeldOutReport(before=unscored, after=0.500 [0.250, 0.750], gain=unscored, unscored=2)"
-    thinking = ThinkingReport(
-        runs=3, tokens=12.0, after_stable=3.0, wasted_share=0.25, budget_share=None, loops=0, tokens_saved=0
-    )
-    assert repr(thinking).startswith("ThinkingReport(runs=3, tokens=12, after_stable=3, wasted_share=0.25")

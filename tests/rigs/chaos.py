@@ -29,20 +29,6 @@ from assay.support.values import json_text
 from assay.testing.scripted_server import running
 from rigs import module_command
 
-__all__ = [
-    "JOBS",
-    "STOPS",
-    "TRAININGS",
-    "Accounts",
-    "Outcome",
-    "Server",
-    "Stop",
-    "chaos",
-    "differences",
-    "serving",
-    "stopped",
-]
-
 PROGRAM = """
 import dspy
 

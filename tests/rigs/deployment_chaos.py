@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,10 +26,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import DeploymentError, StoreError
-from rigs.deployment_checks import problems_in
+from rigs.deployment_checks import problems_in, snapshot
 from rigs.postgres_kills import kill_postgres, postgres_runs
-
-__all__ = ["Outcome", "Postgres", "chaos"]
 
 AGENT = "support"
 _SOURCE = """
@@ -93,13 +92,8 @@ def chaos(
         on_kill: called with a line for each kill.
         postgres: the server of the database, which is killed in half of the cases.
     """
-    for module in (
-        "traces.gateway.server",
-        "commands.serve",
-        "api.deployed",
-        "api.deploy.status",
-    ):  # once, and not in each forked process
-        importlib.import_module(f"assay.{module}")
+    for module in ("traces.gateway.server", "commands.serve", "commands.deployed", "commands.advancing"):
+        importlib.import_module(f"assay.{module}")  # once, and not in each forked process
     began, report = time.monotonic(), Outcome()
     _in_process(_prepare, folder, store).join()
     ended = folder / "ended"
@@ -364,11 +358,7 @@ def _calling(folder: Path, seed: int) -> None:
 
 
 def _count(report: Outcome, store: str) -> None:
-    from rigs.deployment_checks import snapshot
-
     rows = snapshot(store, rollouts=True)
-    for deployment in rows.deployments:
-        report.deployments[deployment["status"]] = report.deployments.get(deployment["status"], 0) + 1
-    for decision in rows.decisions:
-        report.decisions[decision["action"]] = report.decisions.get(decision["action"], 0) + 1
+    report.deployments = dict(Counter(deployment["status"] for deployment in rows.deployments))
+    report.decisions = dict(Counter(decision["action"] for decision in rows.decisions))
     report.rollouts = len(rows.rollouts)

@@ -12,8 +12,6 @@ import sqlalchemy as sa
 from assay.deployment.evidence import arm_of
 from assay.traces.store import store_address, tables as schema
 
-__all__ = ["Rows", "problems_in", "snapshot"]
-
 _Row = Mapping[str, Any]
 _STATUS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "resume": "running"}
 

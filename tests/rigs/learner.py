@@ -42,8 +42,6 @@ from assay.support.names import one_of
 from assay.support.sections import output_names, prompt_fields
 from assay.support.values import json_text
 
-__all__ = ["TASKS", "InContextLearner", "LearnerTask"]
-
 HELPFUL = (
     "Decide by what the writer wants.", "Weigh every word of the text.", "Compare the text with the examples.",
     "Pick the most specific label.", "Read the whole text before deciding.", "Prefer the main topic over details.",

@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["kill_postgres", "postgres_runs"]
-
 
 def postgres_runs(folder: Path) -> bool:
     """Whether the postmaster of a data folder is alive."""

@@ -1,19 +1,18 @@
-"""Serves an aiohttp application on a free port and sends HTTP requests to it, for tests."""
+"""Serves an aiohttp application or starts a gateway on a free port, and sends HTTP requests to it, for tests."""
 
 import asyncio
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 
 from assay.traces.gateway.connections import ConnectionLimits, Listener
-
-__all__ = ["chat_completion", "get", "post", "send", "served"]
 
 
 @contextmanager
@@ -43,6 +42,57 @@ def chat_completion(model: str, text: str) -> web.Response:
     return web.json_response(
         {"id": "x", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
     )
+
+
+class ChatServer:
+    """A server of chat completions. `bodies`, `models` and `keys` are those of its requests so far.
+
+    Args:
+        answer: of a request's body: the text of the completion, the whole completion, or a response.
+        owner: who provides its models, as it says.
+    """
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Any], *, owner: str = "somebody") -> None:
+        self.answer, self.owner, self.delay_s, self.url = answer, owner, 0.0, ""
+        self.bodies, self.keys = list[dict[str, Any]](), list[str]()
+        self.running = self.most = 0  # requests at the same time
+
+    @property
+    def models(self) -> list[str]:
+        return [body["model"] for body in self.bodies]
+
+    @contextmanager
+    def serving(self) -> Iterator["ChatServer"]:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._list)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        with served(app) as address:
+            self.url = f"{address}/v1"
+            yield self
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "owned_by": self.owner}]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.append(request.headers.get("Authorization", ""))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(self.delay_s)
+        self.running -= 1
+        answer = self.answer(body)
+        if isinstance(answer, web.Response):
+            return answer
+        return chat_completion(body["model"], answer) if isinstance(answer, str) else web.json_response(answer)
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """An address where connections are refused: its port is bound and nothing listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:

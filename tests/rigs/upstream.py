@@ -33,10 +33,7 @@ from aiohttp import web
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS, chat_messages, chat_tools, part_texts
 from assay.traces.messages.final_answer import insisted_tool, must_call
-from rigs.upstream_dialects import ScriptedCall, response_body, response_events
-from rigs.upstream_gemini import as_list
-
-__all__ = ["ScriptedUpstream"]
+from rigs.upstream_dialects import ScriptedCall, as_list, response_body, response_events
 
 Message = dict[str, Any]
 _STORED_CONVERSATIONS = 256  # responses that a later request can continue by id

@@ -9,12 +9,12 @@ import pytest
 import assay
 from assay.commands.evaluate import Evaluate
 from assay.datasets import Task
-from assay.evaluation.progress import SilentProgress
 from assay.programs import AnswerFromDocuments, DocumentIndex, TextRetriever
 from assay.runs.documents import absent_sources
 from assay.runs.loading import load_rubric
 from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
+from rigs.projects import Said
 
 RUBRIC = load_rubric("answer_from_documents")
 
@@ -36,10 +36,6 @@ def agent(index: DocumentIndex) -> AnswerFromDocuments:
 def tasks(*sources: Any, **inputs: Any) -> list[Task]:
     rows = enumerate(sources, 1)
     return [Task(id=f"t{n}", inputs={"question": "?", **inputs}, expected={"source": source}) for n, source in rows]
-
-
-def test_an_index_knows_its_sources(index: DocumentIndex) -> None:
-    assert index.sources() == ["gates/hollin.md", "pumps.md", "weirs.md"]
 
 
 def test_absent_sources_are_counted_and_answered_by_near_names(index: DocumentIndex) -> None:
@@ -81,18 +77,16 @@ def test_there_is_no_warning_where_nothing_is_wrong_or_known(index: DocumentInde
 
 
 def test_it_is_said_before_the_first_call_and_reported(index: DocumentIndex) -> None:
-    lines, at_first_call = list[str](), list[int]()
-    progress = SilentProgress()
-    progress.say = lines.append  # type: ignore[method-assign]
+    said, at_first_call = Said(), list[int]()
 
     def reply(request: Any) -> str:
-        at_first_call.append(len([line for line in lines if line.startswith("warning: the index 'documents'")]))
+        at_first_call.append(len([line for line in said.lines if line.startswith("warning: the index 'documents'")]))
         return '{"query": "pumps", "answers": "yes", "sure": 1, "answer": "x", "thought": ""}'
 
     rows = [{"question": f"About pump {n}?", "answer": "x", "source": "pump.md"} for n in range(20)]
     report = assay.evaluate(
         agent(index), rubric="answer_from_documents", data=rows, lm=scripted_lm(reply), store=index.address.url,
-        progress=progress,
+        progress=said,
     )  # fmt: skip
     assert at_first_call[0] == 1
     assert any("'pump.md' (there is 'pumps.md')" in note for note in report.notes)

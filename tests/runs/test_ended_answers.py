@@ -1,9 +1,5 @@
 """Refusals, content filters, truncation and reasoning without an answer are named, with the provider's word."""
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ import assay
 from assay.rubrics import load_rubric
 from assay.traces import Rollout, Transition
 from assay.traces.messages.endings import ending_of
+from rigs.serving import ChatServer
 
 ROWS = [{"question": f"{n}", "answer": "a"} for n in range(5)]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -32,50 +29,24 @@ def chat(finish: str, **message: Any) -> dict[str, Any]:
     return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "usage": USAGE, "choices": [choice]}
 
 
-@pytest.fixture
-def server() -> Iterator[Any]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            body = json.dumps(listening.reply).encode()  # type: ignore[attr-defined]
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    yield listening
-    listening.shutdown()
-    listening.server_close()
+REPLIES = [
+    (chat("content_filter"), ["content filter", "content_filter"]),
+    (chat("stop", refusal="I cannot help."), ["refused", "refusal", "I cannot help."]),
+    (chat("length", content="[[ ## ans"), ["cut", "length"]),
+    (chat("stop", content="", reasoning_content="Let me see."), ["reasoning", "stop"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (chat("content_filter"), ["content filter", "content_filter"]),
-        (chat("stop", refusal="I cannot help."), ["refused", "refusal", "I cannot help."]),
-        (chat("length", content="[[ ## ans"), ["cut", "length"]),
-        (chat("stop", content="", reasoning_content="Let me see."), ["reasoning", "stop"]),
-    ],
-)
-def test_the_failure_of_a_run_says_what_ended_its_answer(
-    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_failure_of_a_run_says_what_ended_its_answer(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    server.reply = reply
-    report = assay.evaluate(
-        dspy.Predict("question -> answer"), rubric="exact", data=ROWS, model="openai/m", split="all", preflight=False,
-        api_base=f"http://127.0.0.1:{server.server_port}/v1",
-    )  # fmt: skip
-    why = report.to_dict()["result"]["why_failed"]
-    assert [word for word in words if word not in why] == []
+    for reply, words in REPLIES:
+        with ChatServer(lambda body, reply=reply: reply).serving() as server:
+            report = assay.evaluate(
+                dspy.Predict("question -> answer"), rubric="exact", data=ROWS, model="openai/m", split="all",
+                preflight=False, api_base=server.url,
+            )  # fmt: skip
+        why = report.to_dict()["result"]["why_failed"]
+        assert [word for word in words if word not in why] == []
 
 
 @pytest.mark.parametrize(

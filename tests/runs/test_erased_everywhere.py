@@ -25,9 +25,10 @@ from assay.traces.records import subject_digest
 from assay.traces.store import tables as schema
 from assay.traces.store.erasure import ERASED
 from assay.traces.store.sealing import store_tasks
-from rigs.command_line import assay_command
+from rigs.projects import PROGRAM, write_rows
 
 ANN = "My name is Ann Sömmer, and parcel 4711 for Elm Street 12 never arrived."
+RETURNED = "        return found\n"
 BOB = "Where can I see the opening hours of the shop in Ulm on a Sunday?"
 
 
@@ -45,12 +46,19 @@ def files_with(text: str, root: str = ".assay") -> list[str]:
     return found
 
 
+def put(*rollouts: Rollout) -> None:
+    with Store() as store:
+        for rollout in rollouts:
+            store.put_rollout(rollout)
+        store.flush()
+
+
+def ann(**inputs: Any) -> Rollout:
+    return Rollout(task_id="a", inputs={"question": ANN, **inputs}, data_subject="Ann")
+
+
 def write_job() -> None:
-    Path("p.py").write_text(
-        "import dspy\n\nclass One(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.ask = dspy.Predict('question -> answer, note')\n\n"
-        "    def forward(self, question):\n        return self.ask(question=question)\n"
-    )
+    Path("p.py").write_text(PROGRAM.replace("Mine", "One").replace("-> answer", "-> answer, note") + RETURNED)
     questions = [ANN, *(f"{BOB} And in the branch number {at}?" for at in range(15))]
     rows = [
         {
@@ -61,7 +69,7 @@ def write_job() -> None:
         }
         for at, question in enumerate(questions)
     ]
-    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("d.jsonl", rows)
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: answer}}\n")
 
 
@@ -89,7 +97,7 @@ def test_no_file_of_a_project_holds_an_erased_text_after_compile_evaluate_and_re
     assert report["emptied"]["rows"]["transitions"] > 0
     assert report["not_searched"]["files"] == []
     loaded = load_artifact(made.artifact)  # without the demonstration
-    assert len(loaded.program.ask.demos) == 5
+    assert len(loaded.program.answer.demos) == 5
     with Store() as store:
         registry = Registry(store.engine)
         assert registry.folder_of(registry.version("support@1")) == made.artifact.resolve()
@@ -168,71 +176,42 @@ def test_rows_of_others_lose_what_repeats_the_person_and_keep_the_rest(own_folde
     assert found["logprobs"].transitions[0].token_ids in (None, ())
 
 
-@pytest.mark.parametrize(
-    "text", ["東京都千代田区丸の内一丁目に住んでいる田中です。", "Wohnhaft: Große Straße 9 b in Köln-Ehrenfeld"]
-)
-def test_texts_of_other_scripts_are_found_in_any_unicode_form(own_folder: Path, text: str) -> None:
-    with Store() as store:
-        store.put_rollout(Rollout(task_id="a", inputs={"question": text}, data_subject="Ann"))
-        other = Rollout(
-            task_id="b", inputs={"question": "?"}, prediction={"answer": unicodedata.normalize("NFD", text)}
-        )
-        store.put_rollout(other)
-        store.flush()
-        forget_subject("ann")
-        assert store.rollout(other.id).prediction == {"answer": ERASED}
+SCRIPTS = ("東京都千代田区丸の内一丁目に住んでいる田中です。", "Wohnhaft: Große Straße 9 b in Köln-Ehrenfeld")
+NUMBERS: list[tuple[Any, Any]] = [  # a short address or number, and how somebody else writes it
+    ("ann@example.org", "Ann@Example.org"), ("0151 2345678", "0151-234-5678"),
+    ("4111111111111111", "4111 1111 1111 1111"), (4111111111111111, "4111111111111111"),
+    ("4111111111111111", 4111111111111111), ("AB 123456789", "ab123456789"),
+]  # fmt: skip
+HARA = "<p>It&#39;s&nbsp;Ann&nbsp;O&#x27;Hara, living at &lsquo;Rose &amp; Co&rsquo;</p>"
+COMMON = {"day": "2024-02-29", "n": 12345678, "to": "a@b"}
+REPEATED: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [  # inputs, prediction of another, what is erased
+    *(({"question": text}, {"answer": unicodedata.normalize("NFD", text)}, {"answer"}) for text in SCRIPTS),
+    *(
+        ({"question": "yes", "contact": value}, {"answer": f"Call {form}!", "value": form}, {"answer", "value"})
+        for value, form in NUMBERS
+    ),
+    *(  # a short sentence is found where it is repeated whole
+        ({"question": text}, {"answer": f"She wrote: {text.upper()}!", "part": text[:5]}, {"answer"})
+        for text in ("I am HIV positive", "My pay is 54,321", "私は糖尿病です")
+    ),
+    ({"question": "It's Ann O'Hara, living at 'Rose & Co'"}, {"answer": HARA}, {"answer"}),
+    (COMMON, {"answer": "2024-02-29 12345678 a@b", **COMMON}, set()),  # a date or a common number stays
+]
 
 
-@pytest.mark.parametrize(
-    ("value", "form"),
-    [
-        ("ann@example.org", "Ann@Example.org"),
-        ("0151 2345678", "0151-234-5678"),
-        ("4111111111111111", "4111 1111 1111 1111"),
-        (4111111111111111, "4111111111111111"),
-        ("4111111111111111", 4111111111111111),
-        ("AB 123456789", "ab123456789"),
-    ],
-)
-def test_a_short_address_or_number_is_found(own_folder: Path, value: Any, form: Any) -> None:
-    mine = Rollout(task_id="a", inputs={"question": "yes", "contact": value}, data_subject="Ann")
-    other = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": f"Call {form}!", "value": form})
+@pytest.mark.parametrize(("inputs", "prediction", "erased"), REPEATED)
+def test_a_text_is_found_in_the_forms_in_which_others_repeat_it(
+    own_folder: Path, inputs: dict[str, Any], prediction: dict[str, Any], erased: set[str]
+) -> None:
+    other = Rollout(task_id="b", inputs={"question": "?"}, prediction=prediction)
+    put(Rollout(task_id="a", inputs=inputs, data_subject="Ann"), other)
     with Store() as store:
-        for rollout in (mine, other):
-            store.put_rollout(rollout)
-        store.put_transition(other.id, Transition(t=0, model="m", request={}, output=f"it is {form}"))
+        store.put_transition(other.id, Transition(t=0, model="m", request={}, output=str(prediction["answer"])))
         store.flush()
         forget_subject("ann")
         found = store.rollout(other.id)
-    assert found.prediction == {"answer": ERASED, "value": ERASED}
-    assert found.transitions[0].output == ERASED
-
-
-@pytest.mark.parametrize("text", ["I am HIV positive", "My pay is 54,321", "私は糖尿病です"])
-def test_a_short_sentence_is_found_where_it_is_repeated_whole(own_folder: Path, text: str) -> None:
-    mine = Rollout(task_id="a", inputs={"question": text}, data_subject="Ann")
-    whole = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": f"She wrote: {text.upper()}!"})
-    part = Rollout(task_id="c", inputs={"question": "?"}, prediction={"answer": text[:5]})
-    with Store() as store:
-        for rollout in (mine, whole, part):
-            store.put_rollout(rollout)
-        store.flush()
-        report = forget_subject("ann").to_dict()
-        assert store.rollout(whole.id).prediction == {"answer": ERASED}
-        assert store.rollout(part.id).prediction == {"answer": text[:5]}
-    assert report["not_searched"]["short_texts"] == 0
-
-
-def test_a_text_is_found_in_html(own_folder: Path) -> None:
-    mine = Rollout(task_id="a", inputs={"question": "It's Ann O'Hara, living at 'Rose & Co'"}, data_subject="Ann")
-    page = "<p>It&#39;s&nbsp;Ann&nbsp;O&#x27;Hara, living at &lsquo;Rose &amp; Co&rsquo;</p>"
-    other = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": page})
-    with Store() as store:
-        for rollout in (mine, other):
-            store.put_rollout(rollout)
-        store.flush()
-        forget_subject("ann")
-        assert store.rollout(other.id).prediction == {"answer": ERASED}
+    expected = {name: ERASED if name in erased else value for name, value in prediction.items()}
+    assert (found.prediction, found.transitions[0].output) == (expected, expected["answer"])
 
 
 @pytest.mark.postgres
@@ -257,25 +236,10 @@ def test_nothing_of_the_person_is_left_in_postgresql(own_folder: Path, empty_pos
     assert report["naming_facts"] == []  # the fact that had the name is gone
 
 
-def test_a_date_or_a_common_number_stays(own_folder: Path) -> None:
-    mine = Rollout(task_id="a", inputs={"day": "2024-02-29", "n": 12345678, "to": "a@b"}, data_subject="Ann")
-    other = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": "2024-02-29 12345678 a@b"})
-    with Store() as store:
-        for rollout in (mine, other):
-            store.put_rollout(rollout)
-        store.flush()
-        forget_subject("ann")
-        assert store.rollout(other.id).prediction == other.prediction
-
-
 def test_a_text_that_several_tasks_or_other_people_wrote_is_not_erased_from_them(own_folder: Path) -> None:
-    common = "How do I reset the password of my account?"
-    with Store() as store:
-        for name in ("Ann", "Bob", None, None, None):
-            rollout = Rollout(task_id="t", inputs={"question": common, "of": name}, prediction={"answer": common})
-            rollout.data_subject = name
-            store.put_rollout(rollout)
-        store.flush()
+    text = {"question": "How do I reset the password of my account?"}
+    for name in ("Ann", "Bob", None, None, None):
+        put(Rollout(task_id="t", inputs={**text, "of": name}, prediction=text, data_subject=name))
     report = forget_subject("Ann").to_dict()
     assert (report["removed"], report["emptied"]["rows"], report["not_searched"]["shared_texts"]) == (1, {}, 1)
 
@@ -286,9 +250,7 @@ def test_cached_answers_that_repeat_the_person_are_erased(own_folder: Path) -> N
         request = {"messages": [text[:5]]}
         cache.put(key, {"response": {"text": f"Well: {text}"}}, request=request)
     cache.close()
-    with Store() as store:
-        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
-        store.flush()
+    put(ann())
     assert forget_subject("ann").to_dict()["cached_answers_removed"] == 1
     assert files_with("4711") == []
 
@@ -316,8 +278,7 @@ def test_files_of_all_formats_below_assay_are_emptied_and_others_named(own_folde
         (folder / "weights.gguf").write_bytes(b"GGUF\xff\xfe\x00" + b"\x00" * 10)
     with Store() as store:
         store.put_artifact(str(Path("mine").absolute()), [])
-        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
-        store.flush()
+    put(ann())
     report = forget_subject("ann").to_dict()
     names = {"a.jsonl", "a.json", "a.md", "a.html", "a.parquet", "a.db"}
     assert {Path(path).name for path in report["emptied"]["files"]} == names
@@ -371,9 +332,8 @@ def test_everything_derived_is_named_over_any_number_of_steps(own_folder: Path) 
     elsewhere.mkdir()
     unknown = training("unknown", model=str(elsewhere), export=str(other))
     unrelated = adapter("unrelated", "4" * 64, export=str(other))
+    put(ann())
     with Store() as store:
-        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
-        store.flush()
         store.put_artifact(str(export), [subject_digest("Ann")])
         for path in (other, later, child):
             store.put_artifact(str(path), [])
@@ -409,42 +369,15 @@ def test_a_report_page_outside_of_the_folder_is_named_and_emptied(own_folder: Pa
     assert "branch number 4?" in text, "the rest of the page stays"
 
 
-@pytest.mark.slow
-def test_the_command_says_what_was_emptied_named_and_not_searched(own_folder: Path) -> None:
-    Path("mine.jsonl").write_text(json.dumps({"question": ANN}) + "\n")
-    with Store() as store:
-        store.put_artifact(str(Path("mine.jsonl").absolute()), [])
-        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN, "kind": "yes"}, data_subject="Ann"))
-        store.put_rollout(Rollout(task_id="b", inputs={"question": BOB}, prediction={"answer": ANN}))
-        store.flush()
-    report = assay_command("traces", "forget", "ann", "--json").report
-    assert report["emptied"]["rows"] == {"rollouts": 1}
-    assert report["holding"] == [str(Path("mine.jsonl").absolute())]
-    assert report["not_searched"]["short_texts"] == 1
-    assert files_with("4711") == []
-
-
 def test_labels_facts_of_others_and_jobs_lose_the_text_and_documents_are_named(own_folder: Path) -> None:
     Path("docs").mkdir()
     Path("docs/case.md").write_text(f"# A case\n\n{ANN}\n")
     with Store() as store:
         Memory(store).remember("Bob", f"was told: {ANN}")
         Memory(store).remember("Bob", "likes coffee in the morning")
-        store.put_run(
-            "evaluate-1", kind="evaluate", config={"program": "p", "note": ANN}, status="done", started_at=1.0
-        )
-        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
-        store.flush()
-        row = {
-            "item_id": "1",
-            "rater": "r",
-            "label": "yes",
-            "rationale": ANN,
-            "shown_json": json.dumps({"output": ANN}),
-        }
-        with store.engine.begin() as connection:
-            values = {**row, "question": "q", "rollout_id": "x", "created_at": 1.0}
-            connection.execute(schema.labels.insert().values(values))
+        store.put_run("evaluate-1", kind="evaluate", config={"note": ANN}, status="done", started_at=1.0)
+        store.put_label("q", "1", "r", "yes", fields={"output": ANN}, rationale=ANN, rollout_id="x")
+    put(ann())
     assay.index("docs")
     report = forget_subject("ann").to_dict()
     assert report["emptied"]["rows"] == {"facts": 1, "labels": 1, "runs": 1}
@@ -463,9 +396,8 @@ def test_a_training_that_stopped_is_named_by_its_export_and_by_the_folder_of_its
     for path in (export, other):
         row = {"prompt": [{"role": "user", "content": "?"}], "completion": [{"role": "assistant", "content": "!"}]}
         path.write_text(json.dumps(row) + "\n")
+    put(ann())
     with Store() as store:
-        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
-        store.flush()
         store.put_artifact(str(export), [subject_digest("Ann")])
     first, second = (adapter_home().parent / "training" / name for name in ("first", "second"))
     Path("model").mkdir()

@@ -1,35 +1,24 @@
 """`resume` of a finished run returns its report without calls; with a higher cap it continues."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from dspy.utils.exceptions import LMServerError
 
 import assay
-from assay.cli.main import group
-from assay.commands.tune import tune
-from assay.errors import ArtifactError, BudgetExceeded, ParameterError, RubricError
-from assay.evaluation import SilentProgress
+from assay.errors import ArtifactError, BudgetExceeded, RubricError
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.traces.store.listing import list_runs
+from rigs.command_line import assay_command
+from rigs.projects import EXACT, Said, write_program, write_rows
 
-PROGRAM = """import dspy
-
-
-class Mine(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question)
-"""
+MINE = "mine.py:Mine"
 
 
 class Flaky:
@@ -47,157 +36,131 @@ class Flaky:
         return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
 
 
-class CapturedProgress(SilentProgress):
-    def __init__(self) -> None:
-        self.text = ""
-
-    def say(self, text: str) -> None:
-        self.text += f"{text}\n"
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(PROGRAM)
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    rows = [json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2)}) for n in range(300)]
-    (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    return tmp_path
+@pytest.fixture(autouse=True)
+def place(own_folder: Path) -> Path:
+    write_program()
+    Path("r.yaml").write_text(EXACT)
+    rows = [{"question": f"What do you say to number {n}.", "answer": str(n + 2)} for n in range(300)]
+    write_rows("data.jsonl", rows)
+    return own_folder
 
 
 def job(script: Any, **more: Any) -> dict[str, Any]:
-    return {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(script), "threads": 1, **more}
+    shared = {"rubric": "r.yaml", "data": "data.jsonl", "threads": 1, "prompt_format": "json"}
+    return {**shared, "lm": scripted_lm(script), **more}
+
+
+def compile(script: Any, *, max_calls: int = 120, **more: Any) -> Any:
+    return assay.compile(MINE, **job(script, max_calls=max_calls, **more))
 
 
 def rows_of_runs() -> list[dict[str, Any]]:
-    with Store(Path(".assay/assay.db")) as store:
-        return list_runs(store)
+    with Store() as store:
+        return list_runs(store, limit=9)
 
 
 def statuses() -> list[str]:
-    with Store(Path(".assay/assay.db")) as store:
-        return [run["status"] for run in list_runs(store, limit=9)]
+    return [run["status"] for run in rows_of_runs()]
 
 
 def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Path) -> None:
-    script, progress = Flaky(), CapturedProgress()
-    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
-    data, calls, row = first.to_dict(), script.calls, rows_of_runs()
-    assert data["replaces"]
-    assert data["stopped"] is None
-    repeated = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, progress=progress)
-    )
-    assert script.calls == calls
+    script, said = Flaky(), Said()
+    first = compile(script)
+    data, calls, rows = first.to_dict(), script.calls, rows_of_runs()
+    assert (data["replaces"], data["stopped"]) == (True, None)
+    repeated = compile(script, resume=True, progress=said)
     assert repeated.to_dict() == json.loads(json.dumps(data))
     assert repeated.gate == first.gate
     assert repeated.program.predictors()[0].demos
     assert statuses() == ["done"]
-    assert rows_of_runs() == row  # with its duration
-    assert "this run has finished" in progress.text
+    assert rows_of_runs() == rows  # with its duration
+    assert "this run has finished" in "".join(said.lines)
+    run_id = rows[0]["id"]
+    shown = assay_command("runs", "show", run_id).stdout
+    assert f"score on test: {data['test']['compiled']['score']:.3f}" in shown
+    assert f"gain on gate: {data['gate']['mean']:+.3f}" in shown
+    assert f"artifact: {data['artifact']}" in shown
+    assert assay_command("runs", "show", run_id, "--json").report["result"]["winner"] == data["winner"]
+    copied = compile(script, resume=True, out="there")
+    assert copied.artifact == (place / "there").resolve()
+    assert assay.load("there")
+    source = next((Path(data["artifact"]) / "source").rglob("*.py"))
+    source.write_text("raise ImportError('gone')\n")
+    broken = compile(script, resume=True)
+    *notes, last = broken.to_dict()["notes"]
+    assert "the artifact cannot be loaded here: " in last
+    assert {**broken.to_dict(), "notes": notes} == json.loads(json.dumps(data))
+    with pytest.raises(ArtifactError):
+        _ = broken.program
+    assert script.calls == calls
 
 
-def test_resume_takes_the_latest_run_not_one_that_a_wrong_rubric_ended_before_it(place: Path) -> None:
-    settings = job(Flaky(every=1000), split="val", sizes={"val": 3}, prompt_format="json")
-    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: lable}}\n")
+def test_resume_takes_the_latest_run_not_one_that_a_wrong_rubric_ended_before_it() -> None:
+    settings = job(Flaky(every=1000), split="val", sizes={"val": 3})
+    Path("r.yaml").write_text(EXACT.replace("exact}", "exact, with: {field: lable}}"))
     with pytest.raises(RubricError, match="lable"):
-        assay.evaluate("mine.py:Mine", **settings)
-    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    first = assay.evaluate("mine.py:Mine", **settings).to_dict()
-    again = assay.evaluate("mine.py:Mine", **settings, resume=True).to_dict()
+        assay.evaluate(MINE, **settings)
+    Path("r.yaml").write_text(EXACT)
+    first = assay.evaluate(MINE, **settings).to_dict()
+    again = assay.evaluate(MINE, **settings, resume=True).to_dict()
     assert again["result"] == first["result"]
     assert statuses() == ["done", "failed"]
 
 
 @pytest.mark.slow
-def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_one(place: Path) -> None:
+def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_one() -> None:
     script = Flaky()
-    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
-    more = assay.compile("mine.py:Mine", **job(script, max_calls=400, prompt_format="json", resume=True)).to_dict()
-    assert more["calls"] > first["calls"]
-    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n- {name: same, check: exact}\n")
-    other = assay.compile("mine.py:Mine", **job(script, max_calls=400, prompt_format="json", resume=True)).to_dict()
+    first = compile(script).to_dict()
+    assert compile(script, max_calls=400, resume=True).to_dict()["calls"] > first["calls"]
+    Path("r.yaml").write_text(f"{EXACT}- {{name: same, check: exact}}\n")
+    other = compile(script, max_calls=400, resume=True).to_dict()
     assert set(other["test"]["compiled"]["criteria"]) == {"right", "same"}
 
 
-def test_a_run_stopped_by_its_cap_before_a_decision_reports_an_exhausted_cap(place: Path) -> None:
-    script, progress = Flaky(), CapturedProgress()
-    first = assay.compile("mine.py:Mine", **job(script, max_calls=12, prompt_format="json")).to_dict()
+def test_a_run_stopped_by_its_cap_before_a_decision_reports_an_exhausted_cap() -> None:
+    script, said = Flaky(), Said()
+    first = compile(script, max_calls=12).to_dict()
     assert first["stopped"]
-    repeated = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=12, prompt_format="json", resume=True, progress=progress)
-    ).to_dict()
+    repeated = compile(script, max_calls=12, resume=True, progress=said).to_dict()
     assert repeated == json.loads(json.dumps(first))
-    assert "nothing is left under this cap" in progress.text
+    assert "nothing is left under this cap" in "".join(said.lines)
     assert statuses() == ["stopped"]
 
 
-def test_the_artifact_is_copied_to_the_requested_folder(place: Path) -> None:
-    script = Flaky()
-    assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
-    resumed = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there")
-    )
-    assert resumed.artifact == (place / "there").resolve()
-    assert assay.load("there")
-
-
-def test_a_finished_compile_is_reported_again_even_if_its_artifact_cannot_be_loaded(place: Path) -> None:
-    script = Flaky()
-    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
-    calls = script.calls
-    source = next((Path(first["artifact"]) / "source").rglob("*.py"))
-    source.write_text("raise ImportError('gone')\n")
-    resumed = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True))
-    assert script.calls == calls
-    data = resumed.to_dict()
-    assert "the artifact cannot be loaded here: " in data["notes"][-1]
-    assert {**data, "notes": data["notes"][:-1]} == json.loads(json.dumps(first))
-    with pytest.raises(ArtifactError):
-        _ = resumed.program
-
-
 @pytest.mark.slow
-def test_a_finished_tune_is_reported_again(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "settings"),
+    [
+        (assay.tune, {"trials": 2, "max_calls": 250, "sizes": {"val": 20}}),
+        (assay.collect, {"n": 2, "max_calls": 60, "sizes": {"val": 20}, "split": "val"}),
+        (assay.evaluate, {"max_calls": 200, "split": "val"}),
+    ],
+    ids=["tune", "collect", "evaluate"],
+)
+def test_a_finished_job_is_reported_again_with_its_failed_runs(
+    function: Callable[..., Any], settings: dict[str, Any]
+) -> None:
     script = Flaky()
-    settings = {"trials": 2, "max_calls": 250, "prompt_format": "json", "sizes": {"val": 20}}
-    first = tune("mine.py:Mine", **job(script, **settings)).to_dict()
+    first = function(MINE, **job(script, **settings)).to_dict()
     calls = script.calls
-    resumed = tune("mine.py:Mine", **job(script, **settings, resume=True)).to_dict()
+    repeated = function(MINE, **job(script, **settings, resume=True)).to_dict()
     assert script.calls == calls
-    assert resumed == json.loads(json.dumps(first, default=str))
-
-
-@pytest.mark.parametrize("cap", [200, 30])
-def test_a_finished_evaluation_keeps_all_runs_including_failed_ones(place: Path, cap: int) -> None:
-    script = Flaky()
-    first = assay.evaluate("mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json")).to_dict()
-    repeated = assay.evaluate(
-        "mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json", resume=True)
-    ).to_dict()
-    assert repeated["calls"] == first["calls"] <= cap
-    assert repeated["stopped"] == first["stopped"]
-    if cap == 200:
-        assert repeated["result"] == first["result"]
-        assert first["result"]["failed"] > 0
-        assert statuses() == ["done"]
+    assert repeated["stopped"] == first["stopped"] is None
+    if function is assay.tune:
+        assert repeated == json.loads(json.dumps(first, default=str))
     else:
-        assert repeated["result"]["n"] >= first["result"]["n"]
+        assert repeated["result"] == first["result"]
+        assert first["result"]["failed"] > 0 or function is assay.collect
+    assert statuses() == ["done"]
 
 
-def test_a_finished_collect_makes_no_call(place: Path) -> None:
-    script = Flaky()
-    first = assay.collect(
-        "mine.py:Mine", **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json")
-    ).to_dict()
-    calls = script.calls
-    repeated = assay.collect(
-        "mine.py:Mine",
-        **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json", resume=True),
-    ).to_dict()
-    assert script.calls == calls
-    assert repeated["result"] == first["result"]
-    assert repeated["stopped"] is None
+def test_an_evaluation_that_its_cap_stopped_is_stopped_again() -> None:
+    settings: dict[str, Any] = {"max_calls": 30, "split": "val"}
+    first = assay.evaluate(MINE, **job(script := Flaky(), **settings)).to_dict()
+    repeated = assay.evaluate(MINE, **job(script, **settings, resume=True)).to_dict()
+    assert repeated["calls"] == first["calls"] <= 30
+    assert repeated["stopped"] == first["stopped"]
+    assert repeated["result"]["n"] >= first["result"]["n"]
 
 
 def test_usage_of_later_phases_before_a_resume_is_not_reserved_again() -> None:
@@ -213,32 +176,16 @@ def test_usage_of_later_phases_before_a_resume_is_not_reserved_again() -> None:
         meter.check()
 
 
-def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
-    report = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, prompt_format="json")).to_dict()
-    run_id = json.loads(CliRunner().invoke(group, ["runs", "list", "--json"]).stdout)["runs"][0]["id"]
-    output = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
-    assert f"score on test: {report['test']['compiled']['score']:.3f}" in output
-    assert f"gain on gate: {report['gate']['mean']:+.3f}" in output
-    assert f"artifact: {report['artifact']}" in output
-    assert (
-        json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--json"]).stdout)["result"]["winner"]
-        == report["winner"]
-    )
-
-
 @pytest.mark.slow
-def test_tune_prints_only_measured_metrics_with_their_definitions(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_prints_only_measured_metrics_with_their_definitions() -> None:
     def right_if_warm(request: Any) -> str:
         number = int((request.messages[-1].text or "").split("number ")[1].split(".")[0])
         return json.dumps({"answer": str(number + 2 if (request.config.temperature or 0) > 1 else number)})
 
     sizes = {"val": 20, "gate": 20, "test": 10}
-    report = tune("mine.py:Mine", **job(right_if_warm, trials=4, prompt_format="json", sizes=sizes))
+    report = assay.tune(MINE, **job(right_if_warm, trials=4, sizes=sizes))
     assert report.test["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
-    print(*report.lines(), sep="\n")
-    output = capsys.readouterr().out
+    output = "\n".join(map(str, report.lines()))
     assert "adaptability" not in output
     assert "average confidence" not in output
     assert "efficiency: 1 minus the share of `budget`" in output
@@ -246,18 +193,8 @@ def test_tune_prints_only_measured_metrics_with_their_definitions(
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_descending_range_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
-    words = [
-        "tune",
-        "mine.py:Mine",
-        "--rubric",
-        "r.yaml",
-        "--data",
-        "data.jsonl",
-        "--range",
-        "temperature=1:0.1",
-        *more,
-    ]
-    with pytest.raises(ParameterError, match="of temperature must rise and lie between"):
-        CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+def test_a_descending_range_is_refused_before_the_preflight(more: list[str]) -> None:
+    words = ["tune", MINE, "--rubric", "r.yaml", "--data", "data.jsonl", "--range", "temperature=1:0.1", *more]
+    done = assay_command(*words)
+    assert (done.code, "of temperature must rise and lie between" in done.stderr) == (2, True)
     assert not Path(".assay").exists()

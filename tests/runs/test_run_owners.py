@@ -1,16 +1,13 @@
 """Rows that `assay run` and `assay.record` get keep their owner: exports and erasure depend on it."""
 
-import csv
 import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
 from assay.commands.run import Predictor
 from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task
@@ -18,6 +15,8 @@ from assay.runs.recording import opened_store
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 from assay.traces.records import subject_digest
+from rigs.command_line import assay_command
+from rigs.projects import write_rows
 
 PROGRAM = """
 import dspy
@@ -34,7 +33,6 @@ class Ours(dspy.Module):
 """
 OWNERS = {"data_subject": "Ada Quux", "tenant": "acme", "consent": "no"}
 ADDRESS: dict[str, Any] = {"model": "openai/none", "api_base": "http://127.0.0.1:9"}
-MODEL = ["--model", "openai/none", "--api-base", "http://127.0.0.1:9"]
 LONG = "My name is Ada Quux, and parcel 4711 for Elm Street 12 never arrived."
 
 
@@ -46,6 +44,12 @@ def program(own_folder: Path) -> None:
 def stored() -> list[Rollout]:
     with Store() as store:
         return [whole for row in store.rollouts() if (whole := store.rollout(row.id)) is not None]
+
+
+def run(file: str, *flags: str, stdin: str = "") -> None:
+    words = ["run", "p.py:Repeat", "--file", file, "--model", ADDRESS["model"], "--api-base", ADDRESS["api_base"]]
+    done = assay_command(*words, *flags, stdin=stdin)
+    assert done.code == 0, done.stderr
 
 
 def owner_of(rollout: Rollout) -> dict[str, Any]:
@@ -62,9 +66,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", ROWS)
 def test_a_row_of_run_has_the_owner_that_evaluate_stores_and_is_erased_with_them(form: str) -> None:
-    Path("d.jsonl").write_text(json.dumps(ROWS[form]) + "\n")
-    done = CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL])
-    assert done.exit_code == 0
+    run(write_rows("d.jsonl", [ROWS[form]]))
     assert [owner_of(rollout) for rollout in stored()] == [OWNERS]
     report = forget_subject("Ada Quux").to_dict()
     assert (report["removed"], report["not_searched"]["tasks_without_texts"]) == (1, 0)
@@ -72,13 +74,8 @@ def test_a_row_of_run_has_the_owner_that_evaluate_stores_and_is_erased_with_them
 
 
 def test_rows_of_csv_files_and_standard_input_have_their_owner_too() -> None:
-    with open("d.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, ["question", *OWNERS])
-        writer.writeheader()
-        writer.writerow({"question": LONG, **OWNERS})
-    assert CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.csv", *MODEL]).exit_code == 0
-    row = json.dumps(ROWS["flat"])
-    assert CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "-", *MODEL], input=row).exit_code == 0
+    run(write_rows("d.csv", [{"question": LONG, **OWNERS}]))
+    run("-", stdin=json.dumps(ROWS["flat"]))
     assert [owner_of(rollout) for rollout in stored()] == [OWNERS, OWNERS]
 
 
@@ -89,8 +86,7 @@ def test_an_input_with_the_name_of_an_owner_is_the_owner_too() -> None:
 
 def test_a_row_of_run_keeps_personal_values_task_type_and_split_and_no_other_column() -> None:
     row = {**ROWS["structured"], "metadata": {"entities": {"person": "Ada"}}, "task_type": "mail", "split": "test"}
-    Path("d.jsonl").write_text(json.dumps(row) + "\n")
-    CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL])
+    run(write_rows("d.jsonl", [row]))
     (rollout,) = stored()
     assert rollout.metadata["entities"] == {"person": "Ada"}
     assert (rollout.task_type, rollout.split, rollout.expected) == ("mail", "test", {})
@@ -108,9 +104,7 @@ def test_a_recorded_task_has_the_owner_of_its_metadata_unless_another_is_named()
 
 
 def test_an_erasure_names_the_files_of_predictions_and_those_that_hold_the_text() -> None:
-    Path("d.jsonl").write_text(json.dumps(ROWS["flat"]) + "\n")
-    words = ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL]
-    assert CliRunner().invoke(group, [*words, "--out", "p.jsonl"]).exit_code == 0
+    run(write_rows("d.jsonl", [ROWS["flat"]]), "--out", "p.jsonl")
     report = forget_subject("Ada Quux").to_dict()
     out, data = (str(Path(name).absolute()) for name in ("p.jsonl", "d.jsonl"))
     assert report["made_from_them"] == [out]
@@ -128,13 +122,11 @@ def test_an_erasure_names_what_a_stopped_run_has_written() -> None:
 
 
 def test_an_erasure_names_the_data_files_of_jobs_and_exported_traces() -> None:
-    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
     row = {**ROWS["flat"], "consent": "yes"}
     rows = [{**row, "question": f"{at} {LONG}", "split": split} for at, split in enumerate(("train", "val", "gate"))]
-    Path("d.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, rows))))
-    assay.evaluate("p.py:Repeat", rubric="r.yaml", data="d.jsonl", split="val", lm=scripted_lm(str))
-    exported = CliRunner().invoke(group, ["traces", "export", "otlp", "spans.jsonl", "--tenant", "acme"])
-    assert exported.exit_code == 0
+    write_rows("d.jsonl", rows)
+    assay.evaluate("p.py:Repeat", rubric="exact", data="d.jsonl", split="val", lm=scripted_lm(str))
+    assert assay_command("traces", "export", "otlp", "spans.jsonl", "--tenant", "acme").code == 0
     report = forget_subject("Ada Quux").to_dict()
     spans, data = (str(Path(name).absolute()) for name in ("spans.jsonl", "d.jsonl"))
     assert spans in report["made_from_them"]
@@ -142,8 +134,8 @@ def test_an_erasure_names_the_data_files_of_jobs_and_exported_traces() -> None:
 
 
 def test_running_the_rows_of_a_data_set_leaves_its_people_known() -> None:
-    Path("d.jsonl").write_text(json.dumps({"question": LONG}) + "\n")
+    write_rows("d.jsonl", [{"question": LONG}])
     with Store() as store:
         store.put_artifact(str(Path("d.jsonl").resolve()), [subject_digest("Ada Quux")])
-    assert CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL]).exit_code == 0
+    run("d.jsonl")
     assert forget_subject("Ada Quux").to_dict()["made_from_them"] == [str(Path("d.jsonl").absolute())]

@@ -7,13 +7,9 @@ from typing import Any
 
 import dspy
 import pytest
-from aiohttp import web
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
 from assay.commands.compile import Compile
-from assay.commands.judge_compile import CompileJudge
 from assay.commands.judge_score import score_rows
 from assay.commands.project import project_settings
 from assay.commands.scoring import score_rollouts
@@ -23,9 +19,9 @@ from assay.models import Thinking, get_lm
 from assay.programs import Classify
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
-from rigs.serving import served
+from rigs.projects import write_project, write_rows
+from rigs.serving import ChatServer
 
-BUDGET = "thinking_token_budget"
 SIZES = {"train": 4, "val": 4, "gate": 3, "test": 3}
 
 
@@ -41,66 +37,44 @@ class Notes(dspy.Module):  # type: ignore[misc]
         return self.answer(question=question, plan=self.plan(question=question).plan)
 
 
-class Server:
-    """An OpenAI-compatible server that reports `owner`, and the request bodies."""
+class Thinker(ChatServer):
+    """A server that says who provides its models, and the budgets of its requests."""
 
     def __init__(self, owner: str) -> None:
-        self.owner, self.bodies, self.url = owner, list[dict[str, Any]](), ""
-        self.app = web.Application()
-        self.app.router.add_get("/v1/models", self._models)
-        self.app.router.add_post("/v1/chat/completions", self._answer)
+        super().__init__(self._fields, owner=owner)
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m", "owned_by": self.owner}]})
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.bodies.append(await request.json())
+    @staticmethod
+    def _fields(body: dict[str, Any]) -> str:
         fields = {"plan": "add", "answer": "4", "verdict": "yes"}
         sections = "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items())
-        as_json = "JSON" in str(self.bodies[-1]["messages"])
-        content = json.dumps(fields) if as_json else f"{sections}[[ ## completed ## ]]"
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-        usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-        )
+        return json.dumps(fields) if "JSON" in str(body["messages"]) else f"{sections}[[ ## completed ## ]]"
 
     def budgets(self) -> list[Any]:
         """Budgets of the requests since the last call of this function."""
-        budgets = [body.get(BUDGET) for body in self.bodies]
+        budgets = [body.get("thinking_token_budget") for body in self.bodies]
         self.bodies.clear()
         return budgets
 
 
 @pytest.fixture
-def vllm() -> Iterator[Server]:
-    server = Server("vllm")
-    with served(server.app) as address:
-        server.url = f"{address}/v1"
+def vllm() -> Iterator[Thinker]:
+    server = Thinker("vllm")
+    with server.serving():
         yield server
 
 
 @pytest.fixture
-def somebody() -> Iterator[Server]:
-    server = Server("somebody")
-    with served(server.app) as address:
-        server.url = f"{address}/v1"
+def somebody() -> Iterator[Thinker]:
+    server = Thinker("somebody")
+    with server.serving():
         yield server
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def project(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    Path("judged.yaml").write_text(
-        "name: j\ncriteria:\n- {name: kind, judge: {text: \"Is it kind?\", scale: ['no', 'yes']}}\n"
-    )
-    Path("rows.jsonl").write_text(
-        "".join(json.dumps({"question": f"What is {n} + 0?", "answer": "4"}) + "\n" for n in range(40))
-    )
-    return {"rubric": "r.yaml", "data": "rows.jsonl", "model": "openai/m", "preflight": False}
+    return {**write_project(40), "model": "openai/m", "preflight": False}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +85,7 @@ def test_a_budget_is_stored_in_its_short_form(value: Any, stored: Any) -> None:
 
 
 def test_every_call_of_a_module_with_two_predictors_has_the_budget_and_a_judge_its_own(
-    project: dict[str, Any], vllm: Server
+    project: dict[str, Any], vllm: Thinker
 ) -> None:
     run = {**project, "api_base": vllm.url, "sizes": {"val": 1}, "cache": False}
     assay.evaluate(Notes(), thinking=64, **run)
@@ -131,7 +105,7 @@ def test_every_call_of_a_module_with_two_predictors_has_the_budget_and_a_judge_i
 
 
 def test_the_budget_of_a_plain_module_is_in_its_artifact_and_holds_where_that_runs(
-    project: dict[str, Any], vllm: Server
+    project: dict[str, Any], vllm: Thinker
 ) -> None:
     run = {**project, "api_base": vllm.url, "cache": False}
     report = assay.compile(Notes(), optimizer="labeled", thinking=64, sizes=SIZES, portable=False, **run)
@@ -143,34 +117,25 @@ def test_the_budget_of_a_plain_module_is_in_its_artifact_and_holds_where_that_ru
     assert vllm.budgets() == [64, 64]
 
 
-PLAIN = (
-    "import dspy\n\nclass Q(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-    "        self.answer = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
-    "        return self.answer(question=question)\n"
-)
-
-
 @pytest.mark.slow
-def test_each_program_of_a_study_has_its_own_budget_unless_one_is_set(project: dict[str, Any], vllm: Server) -> None:
-    Path("notes.py").write_text(PLAIN)
+def test_each_program_of_a_study_has_its_own_budget_unless_one_is_set(project: dict[str, Any], vllm: Thinker) -> None:
     run = {**project, "api_base": vllm.url, "cache": False, "sizes": SIZES}
-    artifact = assay.compile("notes.py:Q", optimizer="labeled", thinking=64, **run).artifact
+    artifact = assay.compile("mine.py:Mine", optimizer="labeled", thinking=64, **run).artifact
     search = {**run, "also": (str(artifact),), "trials": 4, "sampler": "random", "pruner": "none"}
     vllm.budgets()
-    tune("notes.py:Q", **search)
+    tune("mine.py:Mine", **search)
     assert set(vllm.budgets()) == {None, 64}
-    tune("notes.py:Q", thinking=8, **search)
+    tune("mine.py:Mine", thinking=8, **search)
     assert set(vllm.budgets()) == {8}
 
 
-def test_an_artifact_runs_with_its_budget_unless_another_is_set(project: dict[str, Any], vllm: Server) -> None:
-    Path("notes.py").write_text(PLAIN)
+def test_an_artifact_runs_with_its_budget_unless_another_is_set(project: dict[str, Any], vllm: Thinker) -> None:
     run = {**project, "api_base": vllm.url, "cache": False}
-    artifact = assay.compile("notes.py:Q", optimizer="labeled", thinking=64, sizes=SIZES, **run).artifact
+    artifact = assay.compile("mine.py:Mine", optimizer="labeled", thinking=64, sizes=SIZES, **run).artifact
     vllm.budgets()
     assay.run(artifact, {"question": "2+2?"})
     assay.run(artifact, {"question": "2+2?"}, thinking="off")
-    assay.run("notes.py:Q", {"question": "2+2?"}, model="openai/m", api_base=vllm.url, thinking=7)
+    assay.run("mine.py:Mine", {"question": "2+2?"}, model="openai/m", api_base=vllm.url, thinking=7)
     assert vllm.budgets() == [64, 0, 7]
     measured = {**project, "cache": False, "sizes": {"val": 1}}
     del measured["model"]
@@ -192,7 +157,7 @@ def test_an_agent_is_given_the_budget_in_place_of_its_own_and_the_callers_object
 
 
 def test_a_judge_that_cannot_keep_its_budget_is_refused_before_the_program_is_called(
-    project: dict[str, Any], somebody: Server
+    project: dict[str, Any], somebody: Thinker
 ) -> None:
     run = {**project, "api_base": somebody.url, "preflight": True, "sizes": {"val": 1}}
     with pytest.raises(ConfigError, match=r"judge_thinking='low': the server .*Name a model that thinks"):
@@ -215,7 +180,7 @@ class Late(Notes):
 
 
 def test_a_program_whose_second_call_cannot_keep_the_budget_is_refused_before_the_first(
-    project: dict[str, Any], somebody: Server
+    project: dict[str, Any], somebody: Thinker
 ) -> None:
     run = {**project, "api_base": somebody.url, "sizes": {"val": 1}, "prompt_format": "json"}
     with pytest.raises(ConfigError, match=r"thinking=64 cannot limit the field 'thought' of type list\[str\]"):
@@ -232,7 +197,7 @@ def _labels() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_compiled_judge_keeps_its_budget_with_its_own_model(project: dict[str, Any], vllm: Server) -> None:
+def test_a_compiled_judge_keeps_its_budget_with_its_own_model(project: dict[str, Any], vllm: Thinker) -> None:
     report = assay.compile_judge(
         "Is it kind?", labels=_labels(), model="openai/m", api_base=vllm.url, thinking=64, optimizer="calibrate",
         preflight=False, out="judge",
@@ -242,13 +207,9 @@ def test_a_compiled_judge_keeps_its_budget_with_its_own_model(project: dict[str,
     with dspy.context(lm=scripted_lm(lambda request: '{"verdict": "yes"}'), adapter=dspy.JSONAdapter()):
         load_judge(report.artifact, own_model=True)(**inputs)
     assert set(vllm.budgets()) == {64}
-    score_rows(str(report.artifact), data=_rows(), out="scored.jsonl", preflight=False)
+    rows = write_rows("outputs.jsonl", [{"task_input": "q", "output": "o"}])
+    score_rows(str(report.artifact), data=rows, out="scored.jsonl", preflight=False)
     assert set(vllm.budgets()) == {64}
-
-
-def _rows() -> str:
-    Path("outputs.jsonl").write_text(json.dumps({"task_input": "q", "output": "o"}) + "\n")
-    return "outputs.jsonl"
 
 
 def test_the_project_file_sets_the_budget_of_each_role(project: dict[str, Any]) -> None:
@@ -267,21 +228,7 @@ def test_the_project_file_sets_the_budget_of_each_role(project: dict[str, Any]) 
         project_settings("compile")
 
 
-def test_the_command_line_names_the_flag_and_the_nearest_word(project: dict[str, Any]) -> None:
-    command = ["evaluate", "math_qa", "--rubric", "r.yaml", "--data", "rows.jsonl"]
-    for flags, message in (
-        (["--judge-thinking", "hgih"], "--judge-thinking: must be a number of tokens"),
-        (["--thinking", "-1"], "--thinking: must be at least 0 tokens; 0 is off"),
-    ):
-        ended = CliRunner().invoke(group, [*command, *flags], standalone_mode=False)
-        assert ended.exception.text(ended.exception.names).startswith(message)
-
-
-def test_a_judges_budget_is_declared_for_the_judge() -> None:
-    assert CompileJudge("j", labels="l", thinking="64").thinking == 64
-
-
-def test_stored_rollouts_are_scored_with_the_judges_budget(project: dict[str, Any], vllm: Server) -> None:
+def test_stored_rollouts_are_scored_with_the_judges_budget(project: dict[str, Any], vllm: Thinker) -> None:
     assay.evaluate(Notes(), **{**project, "api_base": vllm.url, "sizes": {"val": 1}})
     vllm.budgets()
     judge = {"judge_model": "openai/m", "judge_api_base": vllm.url}

@@ -52,17 +52,14 @@ def test_a_file_above_the_project_must_be_trusted(command: str, place: Path) -> 
 
 
 @pytest.mark.parametrize("mark", [".git", ".hg", ".svn", ".jj"])
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_version_control_around_the_file_makes_it_the_users(mark: str, kind: str, place: Path) -> None:
+def test_version_control_around_the_file_makes_it_the_users_if_it_is_the_nearest(mark: str, place: Path) -> None:
     (place / "work" / "assay.toml").write_text(HARMLESS)
     root = place / "work" / mark
-    root.mkdir() if kind == "folder" else root.touch()  # of a git worktree it is a file
+    root.mkdir()
     assert project_settings("evaluate")["seed"] == 3
-
-
-def test_the_nearest_version_control_counts(place: Path) -> None:
-    (place / "work" / "assay.toml").write_text(HARMLESS)
-    (place / "work" / ".git").mkdir()
+    root.rmdir()
+    root.touch()  # of a git worktree it is a file
+    assert project_settings("evaluate")["seed"] == 3
     (place / "work" / "a" / ".git").mkdir()  # a clone of somebody else's, inside or beside the own project
     with pytest.raises(UntrustedArtifact):
         project_settings("evaluate")
@@ -107,28 +104,14 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize(("command", "text"), ADDRESSES, ids=lambda value: value.replace("\n", " "))
-def test_a_file_that_sends_keys_or_data_elsewhere_must_be_trusted(command: str, text: str) -> None:
-    Path("assay.toml").write_text(text)
+def test_a_file_that_sends_keys_or_data_elsewhere_must_be_trusted() -> None:
     Path(".git").mkdir()
-    with pytest.raises(UntrustedArtifact):
-        project_settings(command)
-    assert project_settings(command, trust=True) != {}
-    assert project_settings(command) != {}
-
-
-@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_OPENAI_KEY", "openai"])
-def test_a_key_of_the_models_provider_needs_no_trust(variable: str) -> None:
-    Path("assay.toml").write_text(f'[program]\nmodel = "openai/m"\napi_key_env = "{variable}"\n')
-    assert project_settings("evaluate")["api_key_env"] == variable
-
-
-@pytest.mark.parametrize(
-    "text", ['host = "localhost"', 'host = "::1"', 'host = "127.0.0.2"', 'allow_host = ["localhost", "gateway.local"]']
-)
-def test_listening_on_this_machine_needs_no_trust(text: str) -> None:
-    Path("assay.toml").write_text(f"[serve]\n{text}\n")
-    assert project_settings("serve") != {}
+    for command, text in ADDRESSES:
+        Path("assay.toml").write_text(text)
+        with pytest.raises(UntrustedArtifact):
+            project_settings(command)
+        assert project_settings(command, trust=True) != {}, text
+        assert project_settings(command) != {}
 
 
 def test_a_file_of_another_user_must_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,32 +124,30 @@ def test_a_file_of_another_user_must_be_trusted(monkeypatch: pytest.MonkeyPatch)
     assert project_settings("evaluate", trust=True)["seed"] == 3
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://localhost:1/v1", "http://127.0.0.1:1/v1", "https://127.8.9.1", "http://[::1]:1/v1", "http://LOCALHOST/",
-        "provider",
-    ],
-)  # fmt: skip
-def test_loopback_and_the_provider_need_no_trust(address: str) -> None:
-    Path("assay.toml").write_text(
-        f'[program]\nmodel = "openai/m"\napi_base = "{address}"\n[judge]\nmodel = "openai/m"\n'
-    )
-    assert project_settings("evaluate")["api_base"] == address
+HERE = ["http://localhost:1/v1", "http://127.0.0.1:1/v1", "https://127.8.9.1", "http://[::1]:1/v1", "http://LOCALHOST/"]
+ELSEWHERE = [
+    "http://127.0.0.1.evil.example/", "http://localhost.evil.example/", "http://evil.example/127.0.0.1",
+    "http://localhost@evil.example/", "http://127.0.0.1:1@evil.example/", "http://127.0.0.1\\@evil.example/",
+    "http://evil.example#localhost", "http://evil.example?localhost", "http://10.0.0.1/", "http://192.168.1.1/",
+    "http://169.254.169.254/", "http://0x7f.1.evil.example", "http://localhost\t.evil.example", " http://evil.example",
+    "http:evil.example", "//evil.example", "http:///evil.example", "", "http://[::ffff:8.8.8.8]/", "http://127.1.evil",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://127.0.0.1.evil.example/", "http://localhost.evil.example/", "http://evil.example/127.0.0.1",
-        "http://localhost@evil.example/", "http://127.0.0.1:1@evil.example/", "http://127.0.0.1\\@evil.example/",
-        "http://evil.example#localhost", "http://evil.example?localhost", "http://10.0.0.1/", "http://192.168.1.1/",
-        "http://169.254.169.254/", "http://0x7f.1.evil.example", "http://localhost\t.evil.example", " http://evil.example",
-        "http:evil.example", "//evil.example", "http:///evil.example", "", "http://[::ffff:8.8.8.8]/", "http://127.1.evil",
-    ],
-)  # fmt: skip
-def test_an_address_that_only_looks_like_loopback_is_none(address: str) -> None:
-    assert not is_loopback(address)
+def test_this_machine_the_provider_and_a_key_of_the_provider_need_no_trust() -> None:
+    tables = [("evaluate", f'[program]\nmodel = "openai/m"\napi_base = "{address}"') for address in (*HERE, "provider")]
+    for variable in ("OPENAI_API_KEY", "MY_OPENAI_KEY", "openai"):
+        tables.append(("evaluate", f'[program]\nmodel = "openai/m"\napi_key_env = "{variable}"'))
+    for host in ("localhost", "::1", "127.0.0.2"):
+        tables.append(("serve", f'[serve]\nhost = "{host}"\nallow_host = ["localhost", "gateway.local"]'))
+    for command, text in tables:
+        Path("assay.toml").write_text(text)
+        assert project_settings(command) != {}, text
+    assert [is_loopback(address) for address in HERE] == [True] * len(HERE)
+
+
+def test_an_address_that_only_looks_like_loopback_is_none() -> None:
+    assert [address for address in ELSEWHERE if is_loopback(address)] == []
 
 
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])

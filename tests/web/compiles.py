@@ -8,8 +8,6 @@ from pages import NOW, rollout_of_sums
 
 from assay.traces import Store, Verdict
 
-__all__ = ["HOSTILE", "put_compile"]
-
 HOSTILE = "<script>alert(1)</script>\u202e\x07"
 GRADES = {"before": [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], "after": [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]}
 

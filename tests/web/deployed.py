@@ -10,8 +10,6 @@ from assay.traces import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json
 
-__all__ = ["DEPLOYMENT", "put_deployment"]
-
 DEPLOYMENT = "d" * 32
 PLAN = Plan(
     steps=(Step(weight=50.0, requests=100), Step(weight=70.0, decides=True), Step(weight=100.0)),

@@ -13,8 +13,6 @@ from assay.judges.questions import Question, items_to_label, remember
 from assay.rubrics import JudgeSpec
 from assay.traces import Rollout, Store
 
-__all__ = ["SOURCE", "answers", "judge_card", "put_judge", "put_outputs", "put_question"]
-
 SOURCE = "kind.yaml"
 SCALE = ("rude", "neutral", "kind")
 COUNT = 12

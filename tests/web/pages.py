@@ -1,6 +1,7 @@
 """A client that opens the local page as a browser does, and stores with content."""
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,19 +14,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.web.access import PageAccess
 from assay.web.server import LocalPage
-
-__all__ = [
-    "NOW",
-    "PATHS",
-    "ROLLOUT",
-    "Browser",
-    "Scans",
-    "browse",
-    "links_in",
-    "read",
-    "rollout_of_sums",
-    "three_rollouts",
-]
 
 T = TypeVar("T")
 NOW = 1_750_000_000.0
@@ -76,15 +64,40 @@ def browse(
     return asyncio.run(run())
 
 
-def read(store: Store, path: str, **options: object) -> str:
-    """The text of a page."""
+def got(store: Store, *paths: str, **options: object) -> list[tuple[int, str]]:
+    """Status and text of each page, in one visit."""
 
-    async def visit(browser: Browser) -> str:
-        status, text = await browser.get(path)
-        assert status == 200, text
-        return text
+    async def visit(browser: Browser) -> list[tuple[int, str]]:
+        return [await browser.get(path) for path in paths]
 
     return browse(store, visit, **options)
+
+
+def read(store: Store, path: str, **options: object) -> str:
+    """The text of a page."""
+    ((status, text),) = got(store, path, **options)
+    assert status == 200, text
+    return text
+
+
+def posted(store: Store, path: str, headers: dict[str, str] | None = None, **fields: str) -> ClientResponse:
+    """The answer to a form of the page, whose text is read. Redirects are not followed."""
+
+    async def visit(browser: Browser) -> ClientResponse:
+        data = {"csrf": browser.access.csrf, **fields}
+        answer = await browser.send("POST", path, data=data, headers=headers or {}, follow=False)
+        await answer.read()
+        return answer
+
+    return browse(store, visit)
+
+
+def put_report(folder: Path, report: dict[str, Any], *, run_id: str = "run-1", name: str = "report.json") -> Path:
+    """Writes what the folder of a run has of its result."""
+    place = folder / "runs" / run_id / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps({"report": report}))
+    return place
 
 
 def links_in(text: str, prefix: str) -> list[str]:

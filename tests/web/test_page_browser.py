@@ -20,20 +20,9 @@ from trained import put_training
 
 from assay.deployment.deployments import Deployments
 from assay.judges.questions import known_questions
-from assay.reports.compiled import CompilePage
-from assay.reports.files import write_report
-from assay.reports.sides import Decision
 from assay.reports.training_log import TrainingLog
 from assay.traces import Store
 from assay.traces.store import tables as schema
-from assay.web.access import PageAccess
-from assay.web.server import LocalPage
-from rigs.serving import served
-
-CHROMIUM = Path("/usr/bin/chromium")
-if not CHROMIUM.is_file():
-    pytest.skip(f"there is no {CHROMIUM}: apt-get install chromium", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e"
@@ -45,16 +34,9 @@ PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a
 EMPTY = ("/runs", "/rollouts", "/compare", "/judges", "/data", "/deployments")
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def address(store: Store, tmp_path: Path) -> Iterator[str]:
+def tab(tabs: Any, store: Store, tmp_path: Path) -> Iterator[Any]:
+    """A tab on a store with everything, in which every text of the user's is hostile or long."""
     store.put_run("run-1", kind="evaluate", config={"program": HOSTILE}, status="running", started_at=NOW)
     for number in (1, 2, 3):
         rollout_of_sums(store, number, inputs={"question": HOSTILE + "long" * 500})
@@ -62,60 +44,56 @@ def address(store: Store, tmp_path: Path) -> Iterator[str]:
     put_deployment(store, agent=HOSTILE[:60], rollouts=4)
     put_judge(store, tmp_path, text=HOSTILE)
     put_training(store, tmp_path, text=HOSTILE)
-    access = PageAccess(None, host="127.0.0.1")
-    with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
-        yield f"{url}/?token={access.token}"
+    yield from tabs.open(store, tmp_path / "page.db")
 
 
 @pytest.fixture
-def tab(chromium: Any, address: str) -> Iterator[Any]:
-    """A tab in which the printed address was opened. Errors of scripts and refused requests end up in `problems`."""
-    yield from opened(chromium, address)
+def empty_tab(tabs: Any, store: Store, tmp_path: Path) -> Iterator[Any]:
+    yield from tabs.open(store, tmp_path / "page.db")
 
 
-@pytest.fixture
-def empty_tab(chromium: Any, store: Store, tmp_path: Path) -> Iterator[Any]:
-    """A tab on an empty store."""
-    access = PageAccess(None, host="127.0.0.1")
-    with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
-        yield from opened(chromium, f"{url}/?token={access.token}")
+def severe(tab: Any) -> list[tuple[str, str, str]]:
+    """Rules of axe-core that a page breaks seriously or critically, with the element and what is wrong."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
+    broken = axe.Axe().run(tab).response["violations"]
+    return [
+        (rule["id"], node["html"][:200], node["failureSummary"])
+        for rule in broken
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
 
 
-def opened(chromium: Any, address: str) -> Iterator[Any]:
-    context = chromium.new_context(viewport={"width": 360, "height": 700})
-    page = context.new_page()
-    page.problems = []
-    page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.on("console", lambda line: page.problems.append(line.text) if line.type == "error" else None)
-    page.on("request", lambda request: page.problems.append(request.url) if "127.0.0.1" not in request.url else None)
-    page.goto(address)
-    page.base = address.partition("/?")[0]
-    yield page
-    context.close()
+def paths(store: Store) -> list[str]:
+    (judge,) = known_questions(store)
+    return [path.format(judge=judge) for path in PATHS]
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 360), ("light", 1600)])
-def test_pages_fit_the_window_and_run_nothing_hostile(tab: Any, store: Store, scheme: str, width: int) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1000), ("dark", 1000), ("light", 1600)])
+def test_axe_finds_nothing_serious_and_nothing_hostile_runs(tab: Any, store: Store, scheme: str, width: int) -> None:
     tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": width, "height": 700})
-    (judge,) = known_questions(store)
-    for path in PATHS:
-        tab.goto(tab.base + path.format(judge=judge))
+    for path in paths(store):
+        tab.goto(tab.base + path)
         assert tab.title().endswith("– assay")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, path
-        assert tab.locator("img").count() == 0
+        assert width == 1600 or severe(tab) == [], path
     assert tab.problems == []
+    tab.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [rule for rule, _, _ in severe(tab)] == ["label"]  # what is wrong is found
 
 
-def test_a_phone_shows_every_column_of_a_list(tab: Any, store: Store) -> None:
-    (judge,) = known_questions(store)
-    for path in ("/runs", "/rollouts", "/runs/compiled", "/data?kind=sft", f"/rollouts/{2:032x}", "/deployments",
-                 f"/deployments/{DEPLOYMENT}", "/judges", "/judges/{judge}"):  # fmt: skip
-        tab.goto(tab.base + path.format(judge=judge))
-        cells = tab.locator("table.list tbody :is(td, th):not(.none)").all()
-        assert cells, path
-        beyond = [cell.inner_text() for cell in cells if (box := cell.bounding_box()) and box["x"] + box["width"] > 360]
-        assert beyond == [], path
+def test_a_phone_shows_every_column_of_a_list_and_pages_fit_its_window(tab: Any, store: Store) -> None:
+    beyond = []
+    for path in paths(store):
+        tab.goto(tab.base + path)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 360, path
+        assert tab.locator("img").count() == 0
+        for cell in tab.locator("table.list tbody :is(td, th):not(.none)").all():
+            box = cell.bounding_box()
+            beyond += [(path, cell.inner_text())] if box and box["x"] + box["width"] > 360 else []
+    assert beyond == []
+    assert tab.problems == []
 
 
 def test_a_phone_cuts_no_text_of_a_chart(tab: Any, store: Store) -> None:
@@ -162,48 +140,13 @@ def test_a_printed_judge_has_one_wrong_case_of_each_attack(tab: Any, store: Stor
     assert set(tab.locator(".key").evaluate_all(f"keys => keys.map({color})")) == {"exact"}
 
 
-def severe(tab: Any) -> list[tuple[str, str, str]]:
-    """Rules of axe-core that a page breaks seriously or critically, with the element and what is wrong."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
-    broken = axe.Axe().run(tab).response["violations"]
-    return [
-        (rule["id"], node["html"][:200], node["failureSummary"])
-        for rule in broken
-        if rule["impact"] in ("serious", "critical")
-        for node in rule["nodes"]
-    ]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(tab: Any, store: Store, scheme: str) -> None:
-    tab.emulate_media(color_scheme=scheme)
-    tab.set_viewport_size({"width": 1000, "height": 700})
-    (judge,) = known_questions(store)
-    faults = {}
-    for path in PATHS:
-        tab.goto(tab.base + path.format(judge=judge))
-        faults[path] = severe(tab)
-    assert {path: broken for path, broken in faults.items() if broken} == {}
-
-
-def test_axe_finds_nothing_serious_on_an_empty_store(empty_tab: Any) -> None:
-    for path in EMPTY:
-        empty_tab.goto(empty_tab.base + path)
-        assert severe(empty_tab) == [], path
-
-
-def test_axe_finds_an_unlabelled_field(tab: Any) -> None:
-    tab.goto(f"{tab.base}/runs")
-    tab.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert [rule for rule, _, _ in severe(tab)] == ["label"]
-
-
 def test_pages_of_an_empty_store_say_what_fills_them(empty_tab: Any) -> None:
     for path in EMPTY:
         empty_tab.goto(empty_tab.base + path)
         assert empty_tab.title().endswith("– assay")
         assert len(empty_tab.locator("main").inner_text()) > 40, path
         assert empty_tab.evaluate("document.documentElement.scrollWidth") <= 360
+        assert severe(empty_tab) == [], path
     assert {link.inner_text().lower() for link in empty_tab.locator("nav[aria-label=Pages] a").all()} == {
         path.strip("/") for path in EMPTY
     }
@@ -253,23 +196,6 @@ def test_a_key_adds_the_task_to_a_dataset(tab: Any, tmp_path: Path) -> None:
     (row,) = map(json.loads, (tmp_path / "datasets" / "mine.jsonl").read_text().splitlines())
     assert row["expected"] == {"answer": "3"}
     assert tab.problems == []
-
-
-def test_the_selection_is_downloaded(tab: Any) -> None:
-    tab.goto(f"{tab.base}/rollouts?least=0.5&source=program")
-    tab.get_by_label("Download as").select_option("transitions")
-    with tab.expect_download() as download:
-        tab.get_by_role("button", name="Download").click()
-    assert download.value.suggested_filename.startswith("assay-transitions-")
-    assert json.loads(Path(download.value.path()).read_text().splitlines()[0])["t"] == 0
-    assert tab.problems == []
-
-
-def test_digits_in_a_field_are_text(tab: Any) -> None:
-    tab.goto(f"{tab.base}/rollouts")
-    tab.get_by_label("Text of the task").fill("")
-    tab.keyboard.type("7u")
-    assert tab.get_by_label("Text of the task").input_value() == "7u"
 
 
 def test_a_list_shows_runs_added_since_the_last_request(tab: Any, store: Store) -> None:
@@ -322,17 +248,3 @@ def focus(tab: Any, text: str) -> None:
         if tab.evaluate("document.activeElement.textContent").strip() == text:
             return
     raise AssertionError(f"Tab does not reach {text!r}")
-
-
-def test_a_report_shows_its_style_and_runs_nothing(tab: Any, tmp_path: Path) -> None:
-    change = Decision(split="gate", text=HOSTILE, tone="better")
-    file = write_report(
-        tmp_path / "r.html", "report_compile.html", title=HOSTILE, facts=[], page=CompilePage(decisions=[change]),
-        run_id="r", notes=[HOSTILE],
-    )  # fmt: skip
-    tab.goto(file.as_uri())
-    tab.problems.clear()  # the address of a file is not an address of this server
-    assert tab.locator("dd.better").evaluate("element => getComputedStyle(element).color") == "rgb(26, 107, 52)"
-    assert tab.title() != "hacked"
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-    assert severe(tab) == []

@@ -1,6 +1,5 @@
 """How many clicks an answer takes, in a real browser: the column `assay view` of docs/explanation/page.md."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,19 +9,11 @@ from typing import Any
 import pytest
 from compiles import put_compile
 from judged import put_judge
-from pages import NOW, rollout_of_sums
+from pages import NOW, put_report, rollout_of_sums
 from test_page_studies import TUNED
-from trained import put_training
+from trained import put_before_and_after, put_training
 
 from assay.traces import Store
-from assay.web.access import PageAccess
-from assay.web.server import LocalPage
-from rigs.serving import served
-
-CHROMIUM = Path("/usr/bin/chromium")
-if not CHROMIUM.is_file():
-    pytest.skip(f"there is no {CHROMIUM}: apt-get install chromium", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 
 pytestmark = pytest.mark.slow
 TABLE = Path(__file__).parents[2] / "docs" / "explanation" / "page.md"
@@ -55,18 +46,19 @@ def documented() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
-    """A browser, and the address of the list of runs of a store that has one of each kind."""
+def tab(tabs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tab on a store that has one run of each kind."""
     folder = tmp_path_factory.mktemp("clicks")
-    with Store(folder / "page.db") as store, playwright.sync_playwright() as driver:
+    with Store(folder / "page.db") as store:
         fill(store, folder)
-        page = LocalPage(store, PageAccess(None, host="127.0.0.1"), where=folder / "page.db")
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        with served(page.app()) as url:
-            tab = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
-            tab.goto(f"{url}/?token={page.access.token}")
-            yield tab, f"{url}/runs"
-        browser.close()
+        yield from tabs.open(store, folder / "page.db", width=1280, height=800)
+
+
+@pytest.fixture
+def person(tab: Any) -> Person:
+    """At the list of runs."""
+    tab.goto(f"{tab.base}/runs")
+    return Person(tab)
 
 
 def fill(store: Store, folder: Path) -> None:
@@ -78,13 +70,9 @@ def fill(store: Store, folder: Path) -> None:
     put_compile(store, folder, run_id="compiled")
     put_judge(store, folder)
     put_training(store, folder, status="done")
-    for at, (condition, score) in enumerate({"before, greedy": 0.25, "after, greedy": 0.5}.items()):
-        for task in range(6):
-            fields = {"phase": "test", "split": "test", "task_id": f"u{task}", "group_id": f"{condition}/u{task}"}
-            rollout_of_sums(store, 300 + 6 * at + task, run_id="training", score=score, **fields)
+    put_before_and_after(store)
     store.put_run("study", kind="tune", config={"program": "p"}, status="done", started_at=NOW)
-    (folder / "runs" / "study").mkdir(parents=True, exist_ok=True)
-    (folder / "runs" / "study" / "report.json").write_text(json.dumps({"report": TUNED}))
+    put_report(folder, TUNED, run_id="study")
     store.flush()
 
 
@@ -105,35 +93,27 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_an_answer_takes_as_many_clicks_as_the_table_says(start: tuple[Any, str], question: str) -> None:
-    tab, address = start
-    person, (names, answer) = Person(tab), QUESTIONS[question]
-    tab.goto(address)
+def test_an_answer_takes_as_many_clicks_as_the_table_says(person: Person, question: str) -> None:
+    names, answer = QUESTIONS[question]
     for name in names:
         if name == "{judge}":
-            name = tab.locator("main table a").first.inner_text()
+            name = person.tab.locator("main table a").first.inner_text()
         person.click(name)
     person.sees(answer)
     assert documented()[question].startswith(f"{person.clicks}:")
 
 
-def test_two_evaluations_are_compared_in_four_clicks(start: tuple[Any, str]) -> None:
-    tab, address = start
-    person = Person(tab)
-    tab.goto(address)
+def test_two_evaluations_are_compared_in_four_clicks(person: Person) -> None:
     person.click("before")
     person.click("Compare with another run")
-    tab.locator("input[name=b]").fill("after")  # chosen from the list of the field
+    person.tab.locator("input[name=b]").fill("after")  # chosen from the list of the field
     person.clicks += 1
     person.press("Compare")
     person.sees("5 better, 0 worse, 1 the same")
     assert documented()["Which tasks differ between two evaluations?"].startswith(f"{person.clicks}:")
 
 
-def test_the_other_version_of_a_task_is_one_click_from_its_rollout(start: tuple[Any, str]) -> None:
-    tab, address = start
-    person = Person(tab)
-    tab.goto(address)
+def test_the_other_version_of_a_task_is_one_click_from_its_rollout(person: Person) -> None:
     person.click("compiled")
     person.click("1.000")  # the task that got worse, before
     person.clicks = 0
@@ -142,16 +122,13 @@ def test_the_other_version_of_a_task_is_one_click_from_its_rollout(start: tuple[
     assert documented()["What did the other version do on this task?"].startswith(f"{person.clicks} more:")
 
 
-def test_a_failed_task_is_one_click_from_its_rollout_and_one_key_from_a_dataset(start: tuple[Any, str]) -> None:
-    tab, address = start
-    person = Person(tab)
-    tab.goto(address)
+def test_a_failed_task_is_one_click_from_its_rollout_and_one_key_from_a_dataset(person: Person) -> None:
     person.click("after")
     person.clicks = 0
     person.click("0.000")
     person.sees("How much is 603 + 1?")
     person.sees("the sum is right")  # the reason of the verdict
     assert documented()["Why did this task fail?"].startswith(f"{person.clicks} more:")
-    tab.keyboard.press("d")
+    person.tab.keyboard.press("d")
     person.sees("has 1 task")
     assert documented()["Keep this failure as a test"].startswith("1: a key")

@@ -5,11 +5,10 @@ import shlex
 import tempfile
 from pathlib import Path
 
-import click
 import pytest
-from pages import Browser, Scans, browse, read, rollout_of_sums
+from pages import Scans, got, read, rollout_of_sums
 
-from assay.cli.main import group
+from assay.cli.main import command_of
 from assay.traces import Store, Transition
 from assay.web import data
 
@@ -58,12 +57,6 @@ def test_gates_balance_and_personal_data_are_shown_before_anything_is_written(
     assert "assay export transitions --out FOLDER --balance down" in text
 
 
-def test_a_preview_with_nothing_to_export_says_why(store: Store) -> None:
-    text = read(store, "/data?kind=sft&run=none")
-    assert 'role="alert"' in text
-    assert "Preview" in text
-
-
 def test_a_large_store_is_not_read_for_a_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(store)
     monkeypatch.setattr(data, "MOST", 5)
@@ -73,12 +66,12 @@ def test_a_large_store_is_not_read_for_a_page(store: Store, monkeypatch: pytest.
     assert scans == []
 
 
-@pytest.mark.parametrize("query", ["kind=pictures", "kind=sft&balance=up", "kind=sft&min_quality=2"])
-def test_an_invalid_field_is_refused(store: Store, query: str) -> None:
-    async def visit(browser: Browser) -> int:
-        return (await browser.get(f"/data?{query}"))[0]
-
-    assert browse(store, visit) == 400
+def test_an_invalid_field_is_refused_and_an_empty_preview_says_why(store: Store) -> None:
+    queries = ["kind=pictures", "kind=sft&balance=up", "kind=sft&min_quality=2"]
+    assert [status for status, _ in got(store, *(f"/data?{query}" for query in queries))] == [400] * 3
+    text = read(store, "/data?kind=sft&run=none")
+    assert 'role="alert"' in text
+    assert "Preview" in text
 
 
 @pytest.mark.parametrize("kind", data.KINDS)
@@ -86,7 +79,7 @@ def test_the_command_has_flags_that_exist(kind: str) -> None:
     values = {"kind": kind, "run": "r", "program": "p", "task_type": "t", "balance": "down", "min_quality": "0.5"}
     words = shlex.split(data.export_command(values, "s.db"))
     assert words[:3] == ["assay", "export", kind]
-
-    command = group.get_command(click.Context(group), "export").get_command(click.Context(group), kind)
+    command = command_of(words[1:3])
+    assert command is not None
     known = {flag for option in command.params for flag in option.opts}
     assert {word for word in words if word.startswith("--")} <= known

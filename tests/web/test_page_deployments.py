@@ -4,7 +4,7 @@ from typing import Any
 
 from compiles import HOSTILE
 from deployed import DEPLOYMENT, put_deployment
-from pages import Browser, Scans, browse, links_in, read
+from pages import Browser, Scans, browse, got, links_in, read
 
 from assay.deployment.deployments import Deployments
 from assay.traces import Store
@@ -37,13 +37,9 @@ def test_an_order_is_confirmed_and_kept(store: Store) -> None:
     async def visit(browser: Browser) -> dict[str, Any]:
         answers: dict[str, Any] = {"confirm": await browser.get(f"{address}/order/rollback")}
         answers["unknown"] = await browser.get(f"{address}/order/resume")
-        form = {"action": "rollback", "reason": f"it is slow {HOSTILE}", "decided": "0"}
-        for name, more in (
-            ("no token", {}),
-            ("out of date", {"csrf": browser.access.csrf, "decided": "7"}),
-            ("done", {"csrf": browser.access.csrf}),
-            ("again", {"csrf": browser.access.csrf, "decided": "1"}),
-        ):
+        form = {"action": "rollback", "reason": f"it is slow {HOSTILE}", "decided": "0", "csrf": browser.access.csrf}
+        sent = {"no token": {"csrf": ""}, "late": {"decided": "7"}, "done": {}, "again": {"decided": "1"}}
+        for name, more in sent.items():
             answer = await browser.send("POST", f"{address}/order", data={**form, **more})
             answers[name] = answer.status, await answer.text()
         return answers
@@ -52,10 +48,8 @@ def test_an_order_is_confirmed_and_kept(store: Store) -> None:
     assert "All units get the champion now." in answers["confirm"][1]
     assert 'name="decided" value="0"' in answers["confirm"][1]
     statuses = {name: status for name, (status, _) in answers.items()}
-    assert statuses == {
-        "confirm": 200, "unknown": 400, "no token": 403, "out of date": 400, "done": 200, "again": 400
-    }  # fmt: skip
-    assert "something was decided since" in answers["out of date"][1]
+    assert statuses == {"confirm": 200, "unknown": 400, "no token": 403, "late": 400, "done": 200, "again": 400}
+    assert "something was decided since" in answers["late"][1]
     assert "<strong>Rolled back</strong>: <bdi>it is slow &lt;script&gt;" in answers["done"][1]
     assert "assay deploy advance" not in answers["done"][1]
     assert "<h2>Metrics</h2>" in answers["done"][1]
@@ -66,7 +60,5 @@ def test_an_order_is_confirmed_and_kept(store: Store) -> None:
 
 
 def test_an_unknown_deployment_is_not_found(store: Store) -> None:
-    async def visit(browser: Browser) -> list[int]:
-        return [(await browser.get(f"/deployments/{name}"))[0] for name in ("nowhere", "%00", "nowhere/order/promote")]
-
-    assert browse(store, visit) == [404, 404, 404]
+    pages = got(store, *(f"/deployments/{name}" for name in ("nowhere", "%00", "nowhere/order/promote")))
+    assert [status for status, _ in pages] == [404, 404, 404]

@@ -1,7 +1,6 @@
 """Labelling in the browser: what is asked, in which order, and what a form may store."""
 
 import re
-from typing import Any
 
 import pytest
 from judged import put_outputs, put_question
@@ -27,32 +26,25 @@ def labelled(store: Store, key: str, who: str = "ann", label: str = "kind", **ch
     return browse(store, visit)
 
 
-def test_a_rater_is_asked_for_a_name_first(store: Store) -> None:
-    assert 'name="rater"' in read(store, f"/judges/{put_question(store)}/label")
-
-
-def test_a_label_is_stored_with_the_content_of_the_store(store: Store) -> None:
-    key = put_question(store)
+@pytest.fixture
+def key(store: Store) -> str:
+    """The key of a question with outputs to label."""
     put_outputs(store)
-    status, place = labelled(store, key)
-    assert (status, place) == (303, f"/judges/{key}/label?rater=ann")
+    return put_question(store)
+
+
+def test_a_label_is_stored_with_the_content_of_the_store(store: Store, key: str) -> None:
+    assert 'name="rater"' in read(store, f"/judges/{key}/label")  # a rater is asked for a name first
+    page = f"/judges/{key}/label?rater=ann"
+    assert "s skip, u the judge" in read(store, page)
+    assert labelled(store, key) == (303, page)
+    assert "s skip, b change the last, w withdraw it, u the judge" in read(store, page)
     (row,) = store.labels(key)
     assert (row["rater"], row["label"], row["rationale"]) == ("ann", "kind", "why")
     assert row["output"].startswith("answer ")
 
 
-def test_keys_for_the_last_label_are_named_once_there_is_one(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
-    page = f"/judges/{key}/label?rater=ann"
-    assert "s skip, u the judge" in read(store, page)
-    labelled(store, key)
-    assert "s skip, b change the last, w withdraw it, u the judge" in read(store, page)
-
-
-def test_sealed_test_outputs_are_never_shown(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_sealed_test_outputs_are_never_shown(store: Store, key: str) -> None:
 
     async def visit(browser: Browser) -> None:
         for _ in range(22):  # two outputs of eleven tasks; those of the twelfth are sealed
@@ -66,9 +58,7 @@ def test_sealed_test_outputs_are_never_shown(store: Store) -> None:
     assert "Nothing is waiting" in read(store, f"/judges/{key}/label?rater=ann")
 
 
-def test_outputs_of_programs_that_the_judge_never_judged_are_not_offered(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_outputs_of_programs_that_the_judge_never_judged_are_not_offered(store: Store, key: str) -> None:
     other = Rollout(
         run_id="run-2", program="poet", status="done", inputs={"question": "a poem"}, prediction={"answer": "no judge"},
         started_at=NOW,
@@ -83,9 +73,7 @@ def test_outputs_of_programs_that_the_judge_never_judged_are_not_offered(store: 
     assert ", 1 waiting" in read(store, f"/judges/{key}/label?rater=ann&run=run-2")
 
 
-def test_items_that_others_labelled_come_first_without_their_labels(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_items_that_others_labelled_come_first_without_their_labels(store: Store, key: str) -> None:
     labelled(store, key, who="bob", label="rude")
     (row,) = store.labels(key)
     text = read(store, f"/judges/{key}/label?rater=ann")
@@ -96,13 +84,11 @@ def test_items_that_others_labelled_come_first_without_their_labels(store: Store
 
 
 @pytest.mark.slow
-def test_labelled_items_stay_after_many_newer_rollouts(store: Store) -> None:
-    key = put_question(store)
-    rollouts = put_outputs(store)
+def test_labelled_items_stay_after_many_newer_rollouts(store: Store, key: str) -> None:
     labelled(store, key, who="bob", label="rude")
     (row,) = store.labels(key)
     for at in range(1_000):
-        store.put_rollout(Rollout(id=f"{at:032x}"[::-1], status="done", started_at=rollouts[-1].started_at + 1 + at))
+        store.put_rollout(Rollout(id=f"{at:032x}"[::-1], status="done", started_at=NOW + 1_000 + at))
     store.flush()
     page = f"/judges/{key}/label?rater="
     assert row["output"] in read(store, f"{page}ann")
@@ -111,9 +97,7 @@ def test_labelled_items_stay_after_many_newer_rollouts(store: Store) -> None:
     assert "Nothing is waiting" in read(store, f"{page}bob")
 
 
-def test_the_last_label_can_be_changed(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_the_last_label_can_be_changed(store: Store, key: str) -> None:
     labelled(store, key, label="rude")
     (row,) = store.labels(key)
     text = read(store, f"/judges/{key}/label?rater=ann&item={row['item_id']}")
@@ -139,9 +123,7 @@ def withdrawn(store: Store, key: str, who: str = "ann", **changed: str) -> tuple
     return browse(store, visit)
 
 
-def test_a_rater_withdraws_only_own_labels(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_a_rater_withdraws_only_own_labels(store: Store, key: str) -> None:
     labelled(store, key, who="bob", label="rude")
     labelled(store, key, who="ann", label="kind")  # the same item
     (item,) = {row["item_id"] for row in store.labels(key)}
@@ -157,9 +139,7 @@ def test_a_rater_withdraws_only_own_labels(store: Store) -> None:
     assert len(list(store.labels(key))) == 1
 
 
-def test_every_own_label_is_listed_and_can_be_withdrawn(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_every_own_label_is_listed_and_can_be_withdrawn(store: Store, key: str) -> None:
     labelled(store, key, label="rude")
     labelled(store, key, label="kind")
     text = read(store, f"/judges/{key}/label?rater=ann")
@@ -181,9 +161,7 @@ def test_an_output_of_several_fields_is_shown_field_by_field(store: Store) -> No
     assert ">queue: bug\nreply: Thank you!</pre>" in read(store, f"/judges/{key}/label?rater=ann")
 
 
-def test_a_skipped_item_makes_way_for_the_next(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_a_skipped_item_makes_way_for_the_next(store: Store, key: str) -> None:
 
     async def visit(browser: Browser) -> list[str]:
         place, items = f"/judges/{key}/label?rater=ann", []
@@ -196,9 +174,7 @@ def test_a_skipped_item_makes_way_for_the_next(store: Store) -> None:
     assert len(set(browse(store, visit))) == 3
 
 
-def test_a_skipped_item_stays_skipped_after_the_last_label_is_changed(store: Store) -> None:
-    key = put_question(store)
-    put_outputs(store)
+def test_a_skipped_item_stays_skipped_after_the_last_label_is_changed(store: Store, key: str) -> None:
     labelled(store, key)
 
     async def visit(browser: Browser) -> str:
@@ -224,21 +200,16 @@ def test_pairs_are_of_two_outputs_of_one_task(store: Store) -> None:
     assert row["output_a"].rpartition(" ")[2] == row["output_b"].rpartition(" ")[2] == row["task_input"][1:]
 
 
-@pytest.mark.parametrize(
-    ("changed", "status", "message"),
-    [
+def test_a_form_with_other_values_is_refused(store: Store, key: str) -> None:
+    for changed, status, message in (
         ({"label": "lovely"}, 400, "not on the scale"),
         ({"rater": " "}, 400, "name of its rater"),
         ({"item": "0" * 16}, 400, "changed or erased"),
         ({"rollout": "0" * 32}, 400, "changed or erased"),
         ({"csrf": "x"}, 403, "out of date"),
-    ],
-)
-def test_a_form_with_other_values_is_refused(store: Store, changed: dict[str, Any], status: int, message: str) -> None:
-    key = put_question(store)
-    put_outputs(store)
-    code, text = labelled(store, key, **changed)
-    assert (code, message in text) == (status, True)
+    ):
+        code, text = labelled(store, key, **changed)
+        assert (code, message in text) == (status, True)
     assert list(store.labels(key)) == []
 
 

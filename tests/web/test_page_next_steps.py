@@ -84,15 +84,3 @@ def test_the_page_of_a_judge_offers_its_source_to_compile_and_its_artifact_to_te
     assert "kind.yaml --labels store" in offered["Compile the judge with the labels of the store"]
     assert all(parses(command) for command in offered.values())
     assert "drifted: 60 anchors" in read(store, "/runs/judge-drift", where=tmp_path / "page.db")
-
-
-def test_settings_are_words(store: Store) -> None:
-    evaluated(store, "run-1", 1, parameters={"temperature": 0.5}, cache=True, task_timeout=600.0, judges_of=["a", "b"])
-    text = read(store, "/runs/run-1").partition("<h2>Settings</h2>")[2]
-    for name, value in (
-        ("parameters", "temperature 0.5"),
-        ("cache", "yes"),
-        ("task timeout", "600"),
-        ("judges of", "a, b"),
-    ):
-        assert re.search(rf"<dt>{name}</dt><dd><pre dir=\"auto\">{value}</pre>", text)

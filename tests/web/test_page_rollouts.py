@@ -1,10 +1,11 @@
 """The pages of rollouts: filters, paging, one rollout as a conversation, rating, and hostile content."""
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
-from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
+from pages import NOW, Browser, browse, got, links_in, posted, read, rollout_of_sums
 
 from assay.errors import FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
@@ -12,13 +13,10 @@ from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 ROW = re.compile(r'id="rollout-([0-9a-f]+)"')
 
 
-def listed(store: Store, query: str = "") -> list[int]:
-    """Numbers of the rollouts on a page, as `rollout_of_sums` made their ids."""
-    return [int(rollout_id, 16) for rollout_id in ROW.findall(read(store, f"/rollouts{query}"))]
-
-
-def test_an_empty_store_says_so(store: Store) -> None:
-    assert "The store holds no rollouts yet." in read(store, "/rollouts")
+def listed(store: Store, *queries: str) -> list[list[int]]:
+    """Numbers of the rollouts on each page, as `rollout_of_sums` made their ids."""
+    texts = [text for _, text in got(store, *(f"/rollouts{query}" for query in queries))]
+    return [[int(rollout_id, 16) for rollout_id in ROW.findall(text)] for text in texts]
 
 
 @pytest.fixture
@@ -37,58 +35,45 @@ def varied(store: Store) -> Store:
     return store
 
 
-@pytest.mark.parametrize(
-    ("query", "numbers"),
-    [
-        ("", [5, 4, 3, 2, 1, 8]),  # not those of judges and simulated users
-        ("?source=simulated_user", [7]),
-        ("?deployment=d1&arm=candidate", [8]),
-        ("?deployment=d1&arm=champion", []),
-        ("?source=judge", [6]),
-        ("?source=gateway", [5]),
-        ("?program=OTHER", [2]),
-        ("?status=failed", [4]),
-        ("?failure=parse", [4]),
-        ("?failure=loop", [2]),  # of a call: the agent was stopped and then answered
-        ("?split=val", [3]),
-        ("?phase=evaluate", [3]),
-        ("?run=run-2", [4]),
-        ("?task=task-1", [2, 1]),
-        ("?task=task-1&run=run-1&program=sums", [1]),
-        ("?least=0.2&most=0.5", [3]),
-        ("?least=1", [2, 1, 8]),
-        ("?text=much+is+3", [3]),
-        ("?text=MUCH+IS+3", [3]),
-        ("?text=say+%22", [5]),  # as JSON writes a quotation mark
-        ("?text=Ünder_score+100%25", [5]),
-        ("?text=_", [5]),  # no wildcard
-        ("?text=%25", [5]),
-        ("?since=2025-06-15", [5, 4, 3, 2, 1, 8]),
-        ("?since=2025-06-16", []),
-        ("?program=nowhere", []),
-    ],
-)
-@pytest.mark.slow
-def test_filters_select_rollouts(varied: Store, query: str, numbers: list[int]) -> None:
-    assert listed(varied, query) == numbers
+FILTERS: dict[str, list[int]] = {
+    "": [5, 4, 3, 2, 1, 8],  # not those of judges and simulated users
+    "?source=simulated_user": [7],
+    "?deployment=d1&arm=candidate": [8],
+    "?deployment=d1&arm=champion": [],
+    "?source=judge": [6],
+    "?source=gateway": [5],
+    "?program=OTHER": [2],
+    "?status=failed": [4],
+    "?failure=parse": [4],
+    "?failure=loop": [2],  # of a call: the agent was stopped and then answered
+    "?split=val": [3],
+    "?phase=evaluate": [3],
+    "?run=run-2": [4],
+    "?task=task-1": [2, 1],
+    "?task=task-1&run=run-1&program=sums": [1],
+    "?least=0.2&most=0.5": [3],
+    "?least=1": [2, 1, 8],
+    "?text=much+is+3": [3],
+    "?text=MUCH+IS+3": [3],
+    "?text=say+%22": [5],  # as JSON writes a quotation mark
+    "?text=Ünder_score+100%25": [5],
+    "?text=_": [5],  # no wildcard
+    "?text=%25": [5],
+    "?since=2025-06-15": [5, 4, 3, 2, 1, 8],
+    "?since=2025-06-16": [],
+    "?program=nowhere": [],
+}
+REFUSED = {
+    "least=2": "from 0 to 1", "most=nan": "from 0 to 1", "since=soon": "30m, 12h, 7d", "before=x": "follow the links",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("least=2", "from 0 to 1"),
-        ("most=nan", "from 0 to 1"),
-        ("since=soon", "30m, 12h, 7d"),
-        ("before=x", "follow the links"),
-    ],
-)
-def test_a_wrong_filter_is_refused_with_its_rule(store: Store, query: str, message: str) -> None:
-    async def visit(browser: Browser) -> tuple[int, str]:
-        return await browser.get(f"/rollouts?{query}")
-
-    status, text = browse(store, visit)
-    assert status == 400
-    assert message in text
+def test_filters_select_rollouts_and_a_wrong_one_is_refused_with_its_rule(varied: Store) -> None:
+    assert dict(zip(FILTERS, listed(varied, *FILTERS), strict=True)) == FILTERS
+    for (status, text), message in zip(
+        got(varied, *(f"/rollouts?{q}" for q in REFUSED)), REFUSED.values(), strict=True
+    ):
+        assert (status, message in text) == (400, True)
 
 
 def test_rollouts_are_found_by_criterion_and_tool(store: Store) -> None:
@@ -100,12 +85,12 @@ def test_rollouts_are_found_by_criterion_and_tool(store: Store) -> None:
         )
     store.put_rollout(Rollout(id=f"{4:032x}", started_at=NOW + 4, early_tools=[ToolCall(name="early", arguments={})]))
     store.flush()
-    assert listed(store, "?criterion=right") == [3, 1]
-    assert listed(store, "?criterion=short+100%25") == [2]
-    assert listed(store, "?criterion=short+1") == []
-    assert listed(store, "?tool=say+%22x%22") == [3]
-    assert listed(store, "?tool=add&criterion=right") == [3, 1]  # each calls add in its first call
-    assert listed(store, "?tool=early") == [4]
+    queries = {
+        "?criterion=right": [3, 1], "?criterion=short+100%25": [2], "?criterion=short+1": [], "?tool=say+%22x%22": [3],
+        "?tool=add&criterion=right": [3, 1],  # each calls add in its first call
+        "?tool=early": [4],
+    }  # fmt: skip
+    assert dict(zip(queries, listed(store, *queries), strict=True)) == queries
 
 
 def test_pages_follow_each_other_in_both_directions(store: Store) -> None:
@@ -131,26 +116,12 @@ def test_a_rollout_is_shown_as_a_conversation(store: Store) -> None:
     store.flush()
     top, _, text = read(store, f"/rollouts/{rollout.id}").partition("<h2>Task</h2>")
     assert "the sum is right" in top
-    order = [
-        "How much is 7 + 1?",
-        "Add.",
-        ">7 + 1<",
-        "I count on.",
-        ">8<",
-        "tool_executed 0.150",
-        "return 1.150",
-    ]
-    places = [text.index(part) for part in order]  # fmt: skip
+    order = ["How much is 7 + 1?", "Add.", ">7 + 1<", "I count on.", ">8<", "tool_executed 0.150", "return 1.150"]
+    places = [text.index(part) for part in order]
     assert places == sorted(places)
-    for part in ("12 + 3 tokens", "40 ms", "$0.0010", "Tool <code>add</code>"):
+    command = "assay run sums.py:Sums &#39;question=How much is 7 + 1?&#39; --model openai/m"
+    for part in ("12 + 3 tokens", "40 ms", "$0.0010", "Tool <code>add</code>", command):
         assert part in text
-
-
-def test_the_command_repeats_the_rollout(store: Store) -> None:
-    rollout = rollout_of_sums(store, 7)
-    store.flush()
-    text = read(store, f"/rollouts/{rollout.id}")
-    assert "assay run sums.py:Sums &#39;question=How much is 7 + 1?&#39; --model openai/m" in text
 
 
 def test_errors_of_calls_and_tools_are_shown(store: Store) -> None:
@@ -206,12 +177,8 @@ def test_next_and_previous_stay_within_the_filters(varied: Store) -> None:
 
 
 def rated(store: Store, rollout: Rollout, rating: str, **headers: str) -> tuple[int, str]:
-    async def visit(browser: Browser) -> tuple[int, str]:
-        data = {"rating": rating, "csrf": browser.access.csrf}
-        answer = await browser.send("POST", f"/rollouts/{rollout.id}/rating", data=data, headers=headers)
-        return answer.status, await answer.text()
-
-    return browse(store, visit)
+    answer = posted(store, f"/rollouts/{rollout.id}/rating", headers, rating=rating)
+    return answer.status, asyncio.run(answer.text())
 
 
 def test_each_digit_is_a_button_that_rates(store: Store) -> None:
@@ -220,57 +187,40 @@ def test_each_digit_is_a_button_that_rates(store: Store) -> None:
     buttons = re.findall(r'<button [^>]*value="([\d.]+)" data-key="(\d)"', read(store, f"/rollouts/{rollout.id}"))
     assert [key for _, key in buttons] == [str(key) for key in range(10)]
     assert (buttons[0][0], buttons[-1][0]) == ("0.0", "1.0")
-    assert rated(store, rollout, buttons[6][0])[0] == 200
+    assert rated(store, rollout, buttons[6][0])[0] == 303
     assert store.rollout(rollout.id).human_rating == pytest.approx(6 / 9, abs=1e-4)
     assert "rated 0.67" in read(store, f"/rollouts/{rollout.id}")
+    status, text = rated(store, rollout, "0", **{"HX-Request": "true"})  # htmx gets only the form back
+    assert (status, text.startswith("<form"), "rated 0.00" in text) == (200, True, True)
+    for rating in ("1.1", "-1", "nan", "", "good"):
+        status, text = rated(store, rollout, rating)
+        assert (status, "must be a number from 0 to 1" in text) == (400, True)
 
 
-def test_only_keys_that_do_something_are_named(store: Store) -> None:
-    hints = {}
-    for number, split in ((1, "train"), (2, "test")):
-        rollout_of_sums(store, number, split=split)
+NOT_RATED = {
+    "sealed split gate": {"split": "gate"},
+    "sealed split test": {"split": "test"},
+    "a verdict of a judge": {"source": "judge"},
+    "a turn of a simulated user": {"source": "simulated_user"},
+    "still running": {"status": "running"},
+}
+
+
+def test_ratings_of_sealed_judge_user_and_running_rollouts_are_refused(store: Store) -> None:
+    for number, (reason, fields) in enumerate(NOT_RATED.items(), 1):
+        rollout = rollout_of_sums(store, number, **fields)
         store.flush()
-        hints[split] = re.findall(r"Keys: (.*?)← newer", read(store, f"/rollouts/{number:032x}"))
-    assert hints == {"train": ["0 to 9 rate, d adds to the dataset, "], "test": [""]}
-
-
-def test_htmx_gets_only_the_form_back(store: Store) -> None:
-    rollout = rollout_of_sums(store, 1)
+        page = read(store, f"/rollouts/{rollout.id}")
+        assert reason in page
+        if "sealed" in reason:  # only keys that do something are named
+            assert re.findall(r"Keys: (.*?)← newer", page) == [""]
+        status, text = rated(store, rollout, "1")
+        assert (status, reason in text) == (400, True)
+        assert store.rollout(rollout.id).human_rating is None
+    rollout_of_sums(store, 9)
     store.flush()
-    status, text = rated(store, rollout, "0", **{"HX-Request": "true"})
-    assert status == 200
-    assert text.startswith("<form")
-    assert "rated 0.00" in text
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"split": "gate"}, "sealed split gate"),
-        ({"split": "test"}, "sealed split test"),
-        ({"source": "judge"}, "a verdict of a judge"),
-        ({"source": "simulated_user"}, "a turn of a simulated user"),
-        ({"status": "running"}, "still running"),
-    ],
-)
-def test_ratings_of_sealed_judge_user_and_running_rollouts_are_refused(
-    store: Store, fields: dict[str, str], reason: str
-) -> None:
-    rollout = rollout_of_sums(store, 1, **fields)
-    store.flush()
-    assert reason in read(store, f"/rollouts/{rollout.id}")
-    status, text = rated(store, rollout, "1")
-    assert status == 400
-    assert reason in text
-    assert store.rollout(rollout.id).human_rating is None
-
-
-@pytest.mark.parametrize("rating", ["1.1", "-1", "nan", "", "good"])
-def test_a_rating_out_of_range_is_refused(store: Store, rating: str) -> None:
-    rollout = rollout_of_sums(store, 1)
-    store.flush()
-    status, text = rated(store, rollout, rating)
-    assert (status, "must be a number from 0 to 1" in text) == (400, True)
+    hints = re.findall(r"Keys: (.*?)← newer", read(store, f"/rollouts/{9:032x}"))
+    assert hints == ["0 to 9 rate, d adds to the dataset, "]
 
 
 HOSTILE = "<script>alert(1)</script>\"'&{{ 7*7 }}\u202egnp.exe\x1b[31m\x07\ud800"
@@ -287,12 +237,8 @@ def test_hostile_content_shows_as_text(store: Store) -> None:
         "run-1", kind=HOSTILE[:30], config={"program": HOSTILE, HOSTILE: HOSTILE}, status="done", started_at=1
     )
     store.flush()
-
-    async def visit(browser: Browser) -> list[str]:
-        paths = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{rollout.id}", "/compare?a=run-1&b=run-1")
-        return [(await browser.get(path))[1] for path in paths]
-
-    for text in browse(store, visit):
+    paths = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{rollout.id}", "/compare?a=run-1&b=run-1")
+    for _, text in got(store, *paths):
         assert "<script>alert" not in text
         assert "&lt;script&gt;" in text
         assert "{{ 7*7 }}" in text  # no template of its own

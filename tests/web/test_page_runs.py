@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from compiles import put_compile
-from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
+from pages import NOW, Browser, browse, got, links_in, put_report, read, rollout_of_sums
 
 from assay.models.unrecorded import Unrecorded
 from assay.traces import Store, Verdict
@@ -20,23 +20,20 @@ def put_run(store: Store, run_id: str, *, status: str = "done", kind: str = "eva
     store.put_run(run_id, kind=kind, config=CONFIG, status=status, started_at=at)
 
 
-def listed(store: Store, query: str = "") -> list[str]:
-    return [link.removeprefix("/runs/") for link in links_in(read(store, f"/runs{query}"), "/runs/")]
-
-
-def test_an_empty_store_says_so(store: Store) -> None:
+def test_an_empty_store_and_an_unknown_run_are_said(store: Store) -> None:
     assert "The store holds no runs yet." in read(store, "/runs")
     assert "Name two runs" in read(store, "/compare")
+    ((status, text),) = got(store, "/runs/nowhere")
+    assert (status, "no run&#39;s id starts with" in text) == (404, True)
 
 
-def test_a_failed_run_says_why(store: Store, tmp_path: Path) -> None:
-    put_run(store, "broken", status="failed")
+def test_a_failed_run_says_why_with_flags(store: Store, tmp_path: Path) -> None:
+    put_run(store, "broken", status="failed", kind="tune")
     store.flush()
     (tmp_path / "runs" / "broken").mkdir(parents=True)
-    (tmp_path / "runs" / "broken" / "failure.txt").write_text("no model <b>answered</b>")
-    assert "Failed: <bdi>no model &lt;b&gt;answered&lt;/b&gt;</bdi>" in read(
-        store, "/runs/broken", where=tmp_path / "s.db"
-    )
+    (tmp_path / "runs" / "broken" / "failure.txt").write_text("no <b>answer</b>. `max_calls=90`: lower `val_size`")
+    text = read(store, "/runs/broken", where=tmp_path / "page.db")
+    assert "Failed: <bdi>no &lt;b&gt;answer&lt;/b&gt;. --max-calls 90: lower --val-size</bdi>" in text
 
 
 def test_a_resumed_run_shows_its_first_start_and_when_it_was_resumed(store: Store) -> None:
@@ -47,14 +44,6 @@ def test_a_resumed_run_shows_its_first_start_and_when_it_was_resumed(store: Stor
     times = re.findall(r'<time datetime="([^"]*)"', read(store, "/runs/run-1"))
     assert times[:2] == ["2025-06-15T15:06:40+00:00", "2025-06-15T17:06:40+00:00"]
     assert re.search("started <time[^·]*· resumed <time[^·]*· took .* from then", read(store, "/runs/run-1"))
-
-
-def test_the_reason_of_a_failure_names_flags(store: Store, tmp_path: Path) -> None:
-    store.put_run("broken", kind="tune", config={"program": "p"}, status="failed", started_at=NOW)
-    store.flush()
-    (tmp_path / "runs" / "broken").mkdir(parents=True)
-    (tmp_path / "runs" / "broken" / "failure.txt").write_text("`max_calls=90`: lower `val_size`")
-    assert "--max-calls 90: lower --val-size" in read(store, "/runs/broken", where=tmp_path / "page.db")
 
 
 def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
@@ -68,29 +57,21 @@ def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
     assert sorted(cells) == ["0.500 → 0.833", "0.625", "–"]
 
 
-@pytest.mark.parametrize(
-    ("query", "runs"),
-    [
-        ("", ["c", "b", "a"]),
-        ("?kind=compile", ["b"]),
-        ("?status=running", ["c"]),
-        ("?program=SUMS", ["c", "b", "a"]),
-        ("?program=other", []),
-        ("?since=2025-06-15", ["c", "b"]),
-    ],
-)
-def test_filters_select_runs(store: Store, query: str, runs: list[str]) -> None:
-    put_run(store, "a", at=NOW - 864_000)
+FILTERS = {
+    "": ["c", "b", "a"], "?kind=compile": ["b"], "?status=running": ["c"], "?program=SUMS": ["c", "b", "a"],
+    "?program=other": [], "?since=2025-06-15": ["c", "b"],
+}  # fmt: skip
+
+
+def test_filters_select_runs(store: Store) -> None:
+    put_run(store, "a", at=NOW - 864_000, kind="preflight")
     put_run(store, "b", kind="compile", at=NOW + 1)
     put_run(store, "c", status="running", at=NOW + 2)
     store.flush()
-    assert listed(store, query) == runs
-
-
-def test_the_check_before_a_fine_tuning_is_listed_as_such(store: Store) -> None:
-    put_run(store, "check", kind="preflight")
-    store.flush()
-    assert "<td>check of train sft</td>" in read(store, "/runs")
+    pages = got(store, *(f"/runs{query}" for query in FILTERS))
+    shown = [[link.removeprefix("/runs/") for link in links_in(text, "/runs/")] for _, text in pages]
+    assert dict(zip(FILTERS, shown, strict=True)) == FILTERS
+    assert "<td>check of train sft</td>" in pages[0][1]  # the check before a fine-tuning
 
 
 def test_older_runs_are_on_further_pages(store: Store) -> None:
@@ -123,26 +104,18 @@ def test_a_run_shows_settings_cost_and_phases(store: Store) -> None:
 def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
     put_run(store, "run-1", kind="judge compile")
     store.flush()
-    folder = tmp_path / "runs" / "run-1"
-    folder.mkdir(parents=True)
-    report = {"test": {"compiled": {"score": 0.75, "n": 12}}, "notes": ["few <tasks>"], "stopped": "the cap of 9 calls"}
-    (folder / "report.json").write_text(json.dumps({"report": report}))
+    gain = {"mean": 0.125, "low": None, "high": None, "n": 12}
+    report = {
+        "test": {"compiled": {"score": 0.75, "n": 12}, "gain": gain}, "notes": ["few <tasks>"],
+        "stopped": "the cap of 9 calls",
+    }  # fmt: skip
+    put_report(tmp_path, report)
     where = tmp_path / "page.db"
     text = read(store, "/runs/run-1", where=where)
-    for part in ("score on test: 0.750 (12 tasks)", "few &lt;tasks&gt;", "the cap of 9 calls"):
+    gained = "gain on test: +0.125, no interval (too few)"
+    for part in ("score on test: 0.750 (12 tasks)", "few &lt;tasks&gt;", "the cap of 9 calls", gained):
         assert part in text
     assert json.loads(read(store, "/runs/run-1/report", where=where)) == report
-
-
-def test_a_judge_with_few_items_has_a_page_and_no_interval(store: Store, tmp_path: Path) -> None:
-    put_run(store, "run-1", kind="judge compile")
-    store.flush()
-    folder = tmp_path / "runs" / "run-1"
-    folder.mkdir(parents=True)
-    report = {"test": {"gain": {"mean": 0.125, "low": None, "high": None, "n": 12}}}
-    (folder / "report.json").write_text(json.dumps({"report": report}))
-    text = read(store, "/runs/run-1", where=tmp_path / "page.db")
-    assert "gain on test: +0.125, no interval (too few)" in text
 
 
 def test_an_evaluation_shows_its_scores_and_the_lowest_tasks_first(store: Store) -> None:
@@ -161,17 +134,21 @@ def test_an_evaluation_shows_its_scores_and_the_lowest_tasks_first(store: Store)
     assert links_in(text, "/rollouts/")[0] == f"/rollouts/{3:032x}"
 
 
-def test_a_large_evaluation_is_scored_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+COUNTED = ("Score 0.500", "Rollouts by phase")
+
+
+def test_a_large_run_is_scored_and_counted_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SCORED", 2)
+    monkeypatch.setattr(runs, "COUNTED", 2)
     put_run(store, "run-1")
     for number in (1, 2, 3):
         rollout_of_sums(store, number, score=0.5, phase="evaluate")
     store.flush()
     text = read(store, "/runs/run-1")
-    assert "Score 0.500" not in text
-    assert "/runs/run-1?count=all" in text
+    assert [part for part in COUNTED if part in text] == []
+    assert "/runs/run-1?count=all" in links_in(text, "/runs/run-1?count")
     asked = read(store, "/runs/run-1?count=all")
-    assert "Score 0.500" in asked
+    assert all(part in asked for part in COUNTED)
     assert "A large evaluation" not in asked
 
 
@@ -182,22 +159,6 @@ def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> No
     command = next(line for line in re.findall(r"<pre[^>]*>([^<]*)</pre>", text) if line.endswith("--resume"))
     words = "assay evaluate sums.py:Sums --rubric math_qa --data d.jsonl --model openai/m --seed 3 --resume"
     assert sorted(shlex.split(command)) == sorted(shlex.split(words))
-
-
-def test_a_running_run_loads_itself_again(store: Store) -> None:
-    put_run(store, "run-1", status="running")
-    put_run(store, "run-2", status="done")
-    store.flush()
-    assert 'hx-trigger="every 3s"' in read(store, "/runs/run-1")
-    assert "hx-trigger=" not in read(store, "/runs/run-2")
-
-
-def test_an_unknown_run_is_not_found(store: Store) -> None:
-    async def visit(browser: Browser) -> tuple[int, str]:
-        return await browser.get("/runs/nowhere")
-
-    status, text = browse(store, visit)
-    assert (status, "no run&#39;s id starts with" in text) == (404, True)
 
 
 @pytest.fixture
@@ -220,6 +181,10 @@ def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
     assert "2 better, 1 worse, 3 the same; 1 not scored in both" in text
     assert re.findall(r"<bdi>How much is (\d+)", text) == ["100", "103", "104", "105", "102", "101"]
     assert "no significant difference" in text
+    best_first = read(two_runs, "/compare?a=a&b=b&order=better")
+    assert re.findall(r"<bdi>How much is (\d+)", best_first)[0] == "101"
+    # as the form sends it after another run was typed
+    assert "on 6 tasks" in read(two_runs, "/compare?a=a&b=b&of_a=of+another+run")
 
 
 def test_a_comparison_names_adapters_apart_from_the_model(two_runs: Store) -> None:
@@ -240,11 +205,6 @@ def test_the_form_with_one_run_does_not_choose_its_preflight(two_runs: Store) ->
     assert "on 6 tasks" in read(two_runs, "/compare?a=a&of_a=&b=b")
 
 
-def test_the_best_change_first_on_request(two_runs: Store) -> None:
-    text = read(two_runs, "/compare?a=a&b=b&order=better")
-    assert re.findall(r"<bdi>How much is (\d+)", text)[0] == "101"
-
-
 def test_evaluations_of_one_run_are_compared_from_earlier_to_later(store: Store) -> None:
     put_run(store, "run-1", kind="compile")
     for number, (phase, version, score) in enumerate(
@@ -260,17 +220,8 @@ def test_evaluations_of_one_run_are_compared_from_earlier_to_later(store: Store)
 def test_a_run_without_tasks_cannot_be_compared(store: Store) -> None:
     put_run(store, "run-1")
     store.flush()
-
-    async def visit(browser: Browser) -> tuple[int, str]:
-        return await browser.get("/compare?a=run-1&b=run-1")
-
-    status, text = browse(store, visit)
+    ((status, text),) = got(store, "/compare?a=run-1&b=run-1")
     assert (status, "nothing to compare" in text) == (400, True)
-
-
-def test_an_evaluation_of_another_run_is_left_out(two_runs: Store) -> None:
-    """As the form sends it after another run was typed."""
-    assert "on 6 tasks" in read(two_runs, "/compare?a=a&b=b&of_a=of+another+run")
 
 
 def test_an_unknown_cost_is_no_number(store: Store) -> None:
@@ -280,17 +231,6 @@ def test_an_unknown_cost_is_no_number(store: Store) -> None:
     text = read(store, "/runs/run-1")
     assert "unknown: the gateway was killed" in text
     assert "unknown: a call has no known price" in text
-
-
-def test_a_large_run_is_counted_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_run(store, "run-1")
-    for number in range(3):
-        rollout_of_sums(store, number)
-    store.flush()
-    monkeypatch.setattr(runs, "COUNTED", 2)
-    assert "Rollouts by phase" not in read(store, "/runs/run-1")
-    (address,) = links_in(read(store, "/runs/run-1"), "/runs/run-1?count")
-    assert "Rollouts by phase" in read(store, address)
 
 
 def test_a_database_that_does_not_answer_is_reported(store: Store) -> None:

@@ -1,12 +1,13 @@
-"""From a rollout to the same task on the other side of a comparison, and to a command that repeats it."""
+"""From a rollout to the same task on the other side of a comparison, to its verdicts, and to a command."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from compiles import put_compile
-from pages import NOW, Scans, read, rollout_of_sums
+from pages import NOW, Scans, links_in, read, rollout_of_sums
 
-from assay.traces import Store
+from assay.traces import Rollout, Store
 
 
 def test_the_command_runs_the_artifact_that_was_evaluated(store: Store, tmp_path: Path) -> None:
@@ -55,17 +56,49 @@ def test_a_rollout_of_a_training_opens_the_one_that_was_sampled_in_the_same_way(
     sampled = {"before, greedy": 0, "before, sampled": 1, "after, greedy": 2, "after, sampled": 3}  # as they are run
     store.put_run("training", kind="train", config={"algorithm": "grpo"}, status="done", started_at=NOW)
     for condition, at in sampled.items():
-        rollout_of_sums(
-            store,
-            at,
-            run_id="training",
-            phase="test",
-            split="test",
-            task_id="t",
-            group_id=f"{condition}/t",
-            score=at / 4,
-        )
+        fields = {"phase": "test", "split": "test", "task_id": "t", "group_id": f"{condition}/t"}
+        rollout_of_sums(store, at, run_id="training", score=at / 4, **fields)
     store.flush()
     for here, there, name in ((0, 2, "after, greedy"), (2, 0, "before, greedy"), (1, 3, "after, sampled")):
         text = read(store, f"/rollouts/{here:032x}")
         assert f'/rollouts/{there:032x}?other={here:032x}" data-key="o"><bdi>{name}</bdi>' in text
+
+
+JUDGE = {"source": "judge", "program": "Is it kind?", "group_id": "task", "verdicts": []}
+
+
+def put_judged(store: Store) -> list[Rollout]:
+    """Two outputs of one task and the judge's call about each, which is stored after all outputs."""
+    one: dict[str, Any] = {"task_id": "task", "group_id": "task"}
+    outputs = [rollout_of_sums(store, at, prediction={"answer": f"out {at}"}, **one) for at in (1, 2)]
+    calls = [
+        rollout_of_sums(
+            store, 10 + at, **{**one, **JUDGE}, inputs={"task_input": "q", "output": f"out {at}"},
+            prediction={"verdict": f"kind {at}", "confidence": 0.75},
+        )
+        for at in (1, 2)
+    ]  # fmt: skip
+    store.flush()
+    return [*outputs, *calls]
+
+
+def test_verdicts_link_the_judges_own_call_and_back(store: Store) -> None:
+    first, _, call, other = put_judged(store)
+    with Scans(store) as scans:
+        text, judged = (read(store, f"/rollouts/{one.id}") for one in (first, call))
+    assert scans == []
+    assert f'<a href="/rollouts/{call.id}"><bdi>Is it kind?</bdi></a> <bdi>kind 1</bdi>' in text
+    assert other.id not in text
+    assert links_in(judged, f"/rollouts/{first.id}") == [f"/rollouts/{first.id}"]
+
+
+def test_a_call_about_another_run_or_another_output_is_not_linked(store: Store) -> None:
+    first = put_judged(store)[0]
+    for number, run_id, output in ((20, "run-2", "out 1"), (21, "run-1", "out 3")):
+        rollout_of_sums(
+            store, number, task_id="task", run_id=run_id, **{**JUDGE, "program": "Is it short?"},
+            inputs={"output": output}, prediction={"verdict": "yes", "confidence": 0.5},
+        )  # fmt: skip
+    store.flush()
+    assert "Is it short?" not in read(store, f"/rollouts/{first.id}")
+    assert "Judged</dt>" not in read(store, f"/rollouts/{20:032x}")

@@ -1,10 +1,11 @@
 """Rollouts of the page that are added to a dataset, or downloaded as training data."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from pages import ROLLOUT, Browser, Scans, browse, rollout_of_sums
+from pages import ROLLOUT, Browser, Scans, browse, posted, rollout_of_sums
 
 from assay.optimizers.finetuning.data import read_sft
 from assay.traces import Store
@@ -24,13 +25,8 @@ def filled(store: Store) -> None:
 
 def downloaded(store: Store, path: str, **fields: str) -> tuple[int, str, dict[str, str]]:
     """Status, text and headers of a download."""
-
-    async def visit(browser: Browser) -> tuple[int, str, dict[str, str]]:
-        data = {"csrf": browser.access.csrf, **fields}
-        answer = await browser.send("POST", path, data=data)
-        return answer.status, await answer.text(), dict(answer.headers)
-
-    return browse(store, visit)
+    answer = posted(store, path, **fields)
+    return answer.status, asyncio.run(answer.text()), dict(answer.headers)
 
 
 def test_the_filtered_rollouts_are_downloaded_as_rows_of_an_export(store: Store, tmp_path: Path) -> None:
@@ -74,16 +70,12 @@ def test_a_download_has_no_data_of_sealed_tasks_or_tenants(store: Store, kind: s
     assert not any(f'"{question} + 1"' in text for question in (4, 5))
 
 
-@pytest.mark.parametrize("fields", [{"kind": "grpo"}, {"kind": ""}, {"kind": "sft", "min_quality": "2"}])
-def test_invalid_fields_are_refused(store: Store, fields: dict[str, str]) -> None:
+def test_invalid_fields_and_a_form_without_its_token_are_refused(store: Store, tmp_path: Path) -> None:
     filled(store)
-    assert downloaded(store, EXPORT, **fields)[0] == 400
-
-
-@pytest.mark.parametrize("path", [EXPORT, f"/rollouts/{ROLLOUT}/dataset"])
-def test_both_need_the_token_of_the_form(store: Store, tmp_path: Path, path: str) -> None:
-    filled(store)
-    assert downloaded(store, path, kind="sft", dataset="mine", csrf="no")[0] == 403
+    for fields in ({"kind": "grpo"}, {"kind": ""}, {"kind": "sft", "min_quality": "2"}):
+        assert downloaded(store, EXPORT, **fields)[0] == 400
+    for path in (EXPORT, f"/rollouts/{ROLLOUT}/dataset"):
+        assert downloaded(store, path, kind="sft", dataset="mine", csrf="no")[0] == 403
     assert not list(tmp_path.glob("datasets/*"))
 
 

@@ -1,14 +1,11 @@
 """The page of a run of tune and of a training: decision, charts with their data, before and after."""
 
-import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from pages import NOW, Scans, read
+from pages import NOW, Scans, put_report, read
 
-from assay.commands.tune import TuneReport
 from assay.reports.training import constant_reward
 from assay.traces import Store
 
@@ -32,12 +29,10 @@ TRAINED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def page_of(store: Store, folder: Path, kind: str, report: dict[str, Any], scans: list[str] | None = None) -> str:
+def page_of(store: Store, folder: Path, kind: str, report: dict[str, Any]) -> str:
     store.put_run("run-1", kind=kind, config={"program": "p"}, status="done", started_at=NOW)
     store.flush()
-    place = folder / "runs" / "run-1" / "report.json"
-    place.parent.mkdir(parents=True)
-    place.write_text(json.dumps({"report": report}))
+    put_report(folder, report)
     with Scans(store) as scans:
         text = read(store, "/runs/run-1", where=folder / "page.db")
     assert scans == []
@@ -57,14 +52,6 @@ def test_a_search_shows_its_decision_and_what_each_parameter_did(store: Store, t
     assert text.count('<svg class="chart"') == 3  # the history and two slices
 
 
-def test_the_page_of_a_search_names_settings_without_backticks(tmp_path: Path) -> None:
-    counts = dict.fromkeys(("trials", "complete", "pruned", "failed", "calls", "cached", "tokens", "cost_usd"), 0)
-    data = {**TUNED, **counts, "stopped": "`max_calls=5`", "test_openings": None}
-    report: Any = SimpleNamespace(**data, to_dict=lambda: data, config=SimpleNamespace(program="p", model_name="m"))
-    file = TuneReport.write_page(report, tmp_path / "t.html")
-    assert "<dt>Stopped early</dt><dd>max_calls=5</dd>" in file.read_text().replace("<bdi>", "").replace("</bdi>", "")
-
-
 def test_a_search_without_proof_says_what_could_give_one(store: Store, tmp_path: Path) -> None:
     report = {**TUNED, "replaces": False, "gate": GAIN | {"low": -0.1}}
     text = page_of(store, tmp_path, "tune", report)
@@ -78,13 +65,6 @@ def test_a_policy_shows_its_episodes(store: Store, tmp_path: Path) -> None:
     text = page_of(store, tmp_path, "tune", report)
     assert "Neither gate nor test was run." in text
     assert "overall, by trial" in text
-
-
-def test_a_search_without_scored_trials_has_no_charts(store: Store, tmp_path: Path) -> None:
-    failed = [{**TRIALS[0], "state": "failed", "values": {"score": None}}]
-    text = page_of(store, tmp_path, "tune", {**TUNED, "history": failed, "gate": None, "test": {}, "best": {}})
-    assert '<svg class="chart"' not in text
-    assert "<summary>1 trial</summary>" in text
 
 
 def test_a_training_shows_training_and_held_out_curves_with_their_data(store: Store, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
@@ -48,16 +47,6 @@ def test_a_step_changes_the_part_that_is_loaded_again(store: Store, tmp_path: Pa
         return [unchanged, changed]
 
     assert browse(store, visit, where=tmp_path / "page.db") == [204, 200]
-
-
-def test_a_training_with_many_rollouts_still_updates(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put_training(store, tmp_path)
-    monkeypatch.setattr("assay.web.runs.COUNTED", 0)
-    text = read(store, "/runs/training", where=tmp_path / "page.db")
-    assert "count its rollouts" in text
-    assert 'hx-trigger="every 3s"' in text
 
 
 def test_a_running_fine_tuning_shows_both_losses_its_alarm_and_how_to_resume_it(store: Store, tmp_path: Path) -> None:
@@ -115,13 +104,6 @@ def test_a_finished_training_says_how_its_model_is_used(store: Store, tmp_path: 
     store.flush()
     text = read(store, "/runs/training", where=tmp_path / "page.db")
     assert "assay evaluate p.py:P --rubric r.yaml --data d.csv --model embedded/m+better</pre>" in text
-
-
-def test_a_killed_training_keeps_its_curves(store: Store, tmp_path: Path) -> None:
-    put_training(store, tmp_path, status="failed")
-    text = read(store, "/runs/training", where=tmp_path / "page.db")
-    assert text.count('<svg class="chart"') == 3
-    assert "hx-trigger" not in text
 
 
 def test_a_log_survives_cut_lines_and_repeated_steps(tmp_path: Path) -> None:
@@ -201,30 +183,6 @@ def test_the_page_of_a_training_links_the_tasks_of_its_retention_tasks(store: St
     assert len(links_in(text, "/compare?a=training&amp;b=")) == 2
     assert "Kept, greedy" in text
     assert "+0.250 on 6 tasks" in read(store, links_in(text, "/compare?a=kept&amp;b=")[0])
-
-
-def test_a_report_of_a_fine_tuning_compares_each_task_of_its_two_runs(store: Store, tmp_path: Path) -> None:
-    for at, (run_id, score) in enumerate([("a-1", 0.25), ("b-1", 0.75)]):
-        for task in range(6):
-            rollout_of_sums(
-                store, 300 + 6 * at + task, run_id=run_id, phase="evaluate", split="test", task_id=f"task-{task}",
-                score=score,
-            )  # fmt: skip
-    store.flush()
-    report = fine_tuning(tmp_path, ["a-1", "b-1"])
-    text = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db").read_text()
-    assert "+0.500 on 6 tasks" in text
-    assert text.count('class="task line"') == 6
-
-
-def test_a_report_names_settings_without_backticks(store: Store, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"alarms": ["raise `max_completion=…`"], "notes": ["`beta=0.1` has no effect"]}
-    report = PolicyReport("m+a", tmp_path, PolicySettings(), curves={"reward": {1: 0.1}}, **fields)
-    report.write_own_page()
-    file = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db")
-    for text in (file.read_text(), (tmp_path / "training.html").read_text()):
-        assert "raise max_completion=…<" in text
-        assert "beta=0.1 has no effect" in text
 
 
 def test_a_report_of_a_long_training_is_below_its_limit(store: Store, tmp_path: Path) -> None:

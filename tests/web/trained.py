@@ -7,8 +7,6 @@ from pages import NOW, rollout_of_sums
 from assay.reports.training_log import TrainingLog
 from assay.traces import Store
 
-__all__ = ["SAMPLE", "put_before_and_after", "put_sft", "put_training"]
-
 SAMPLE = f"{200:032x}"  # the sample rollout of step 1
 
 

@@ -18,8 +18,6 @@ from rigs.gateway_chaos.clients import Attempt, Management, body_hash
 from rigs.gateway_chaos.plan import GOOD, Call, marker_of, script_of, spec_of
 from rigs.gateway_chaos.processes import Process
 
-__all__ = ["Findings", "check"]
-
 _YOUNG_S = 1.0  # a killed gateway may lose calls that ended within this time before the kill
 _LATE_S = 1.0  # maximum time until the gateway notices that a client has disconnected
 _MARKER = re.compile(r"<c\d{6}>")

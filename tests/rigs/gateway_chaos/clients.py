@@ -16,8 +16,6 @@ import aiohttp
 from assay.traces.messages.dialects import DIALECTS
 from rigs.gateway_chaos.plan import GOOD, Call, Script, Spec, marker_of, script_of, spec_of
 
-__all__ = ["KEY", "Attempt", "Clients", "Management", "body_hash"]
-
 KEY = "chaos-gateway-key"
 TOOL = {"type": "object", "properties": {"expression": {"type": "string"}, "note": {"type": "string"}}}
 _TIMEOUT_S = 4.0  # maximum time between two reads

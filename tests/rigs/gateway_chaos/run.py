@@ -28,8 +28,6 @@ from rigs.gateway_chaos.processes import (
     upstream_command,
 )
 
-__all__ = ["Settings", "chaos"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:

@@ -17,8 +17,6 @@ from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 from rigs.gateway_chaos.plan import Call, Script, script_of, spec_of
 
-__all__ = ["app_of"]
-
 
 def app_of(seed: int, log: Path) -> web.Application:
     """The server as an aiohttp application."""

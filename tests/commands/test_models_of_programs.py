@@ -9,11 +9,9 @@ from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 from prompt_server import PromptServer, serving
 
 import assay
-from assay.cli.main import group
 from assay.commands.registry import register
 from assay.commands.serve import Serve
 from assay.errors import ConfigError, ParameterError
@@ -22,6 +20,8 @@ from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.listing import usage_of_models
 from assay.web.runs import run_page
+from rigs.command_line import assay_command
+from rigs.projects import write_rows
 
 SIZES = {"train": 8, "val": 6, "gate": 6, "test": 6}
 RIGHT = "[[ ## answer ## ]]\n7\n\n[[ ## completed ## ]]"
@@ -70,8 +70,8 @@ def calls_of(*models: Any) -> int:
 
 @pytest.fixture
 def job() -> dict[str, Any]:
-    Path("d.jsonl").write_text("\n".join(json.dumps({"question": f"Place {n}", "answer": "7"}) for n in range(60)))
-    return {"rubric": "exact", "data": "d.jsonl", "store": "s.db", "sizes": SIZES, "lm": scripted_lm(reply)}
+    data = write_rows("d.jsonl", [{"question": f"Place {n}", "answer": "7"} for n in range(60)])
+    return {"rubric": "exact", "data": data, "store": "s.db", "sizes": SIZES, "lm": scripted_lm(reply)}
 
 
 JOBS: dict[str, Callable[..., Any]] = {
@@ -144,17 +144,6 @@ def test_the_calls_of_a_job_are_those_of_all_its_parts() -> None:
 # -- replacing
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-@pytest.mark.parametrize("name", ["evaluate", "collect"])
-def test_models_are_replaced_if_asked(name: str, replaced: bool, job: dict[str, Any]) -> None:
-    planner, answerer = own("mine/planner"), own("mine/answerer")
-    data = JOBS[name](Parts(planner, answerer), replace_lms=replaced, **job).to_dict()
-    assert (calls_of(planner, answerer) > 0, job["lm"].scripted.calls > 0) == (not replaced, replaced)
-    assert {row["model"] for row in data["models"]} == (
-        {"scripted/model"} if replaced else {"mine/planner", "mine/answerer"}
-    )
-
-
 class Asking(assay.Agent):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -195,14 +184,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptServer]:
         monkeypatch.setenv("PROGRAMS_SERVER", running.url)
         source = Path(__file__).parent.parent / "dspy_programs" / "own_models.py"
         Path("own_models.py").write_text(source.read_text())
-        rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20, 80)]
-        Path("d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        write_rows("d.jsonl", [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20, 80)])
         yield running
 
 
 def invoked(*arguments: str) -> Any:
-    done = CliRunner().invoke(group, list(arguments))
-    assert done.exit_code == 0, done.output
+    done = assay_command(*arguments)
+    assert done.code == 0, done.stderr
     return done
 
 
@@ -238,20 +226,6 @@ def test_a_single_run_replaces_models_and_says_which_answered(server: PromptServ
     assert "openai/planner: 2 " in done.stderr
 
 
-def test_a_comparison_of_the_command_line_replaces_models(server: PromptServer) -> None:
-    Path("plain.py").write_text(
-        "import dspy\n\nclass Program(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.ask = dspy.Predict('question -> answer')\n\n"
-        "    def forward(self, question):\n        return self.ask(question=question)\n"
-    )
-    arguments = ["compare", "own_models.py:Program", "plain.py:Program", "--rubric", "exact", "--data", "d.jsonl"]
-    arguments += ["--size", "2", "--model", "openai/main", "--api-base", server.url]
-    assert "openai/planner" in invoked(*arguments).stdout
-    server.requests.clear()
-    assert "openai/planner" not in invoked(*arguments, "--replace-lms").stdout
-    assert server.requests.keys() <= {"main"}
-
-
 @pytest.mark.slow
 def test_the_version_of_an_agent_answers_in_place_of_the_models_of_its_program(server: PromptServer) -> None:
     options: Any = {"model": "openai/main", "api_base": server.url, "store": "s.db", "rubric": "exact"}
@@ -282,15 +256,11 @@ OWN_ONLY: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_ONLY)
 def test_a_temperature_that_no_call_takes_is_not_searched(name: str, job: dict[str, Any]) -> None:
     with pytest.raises(ParameterError):
         JOBS["tune"](OWN_ONLY[name](), **job)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OWN_ONLY)
-def test_a_compile_does_not_vary_a_temperature_that_no_call_takes(name: str, job: dict[str, Any]) -> None:
     data = JOBS["compile"](OWN_ONLY[name](), **job).to_dict()
     assert len(data["candidates"]) > 2
     assert [c["settings"]["parameters"] for c in data["candidates"]] == [{} for _ in data["candidates"]]
@@ -321,38 +291,26 @@ def test_other_parameters_of_an_agent_are_searched(job: dict[str, Any]) -> None:
     assert "temperature" not in data["history"][1]["parameters"]
 
 
-class Setting:
-    """An optimizer that sets a model for each predictor and changes the instructions."""
+PLANNED = f"""
+import dspy
+from assay.testing import ScriptedEngine
 
-    def __init__(self, lm: Any) -> None:
-        self.lm = lm
+class Planned(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.ask = dspy.Predict("question -> answer")
+        self.ask.set_lm(dspy.LM("mine/asked", engine=ScriptedEngine(lambda request: {RIGHT!r}), cache=False))
 
-    def compile(self, student: Any, *, trainset: Any, valset: Any = None) -> Any:
-        for predictor in student.predictors():
-            predictor.lm = self.lm
-            predictor.signature = predictor.signature.with_instructions("Answer carefully.")
-        return student
-
-
-@pytest.mark.slow
-def test_candidates_keep_the_models_of_the_program(job: dict[str, Any]) -> None:
-    planner, other = own("mine/planner"), own("mine/other")
-    data = JOBS["compile"](Parts(plan=planner), optimizer=Setting(other), gate=False, test=False, **job).to_dict()
-    assert len(data["candidates"]) == 2
-    assert {row["model"] for row in data["models"]} == {"mine/planner", "scripted/model"}
+    def forward(self, question):
+        return self.ask(question=question)
+"""
 
 
 @pytest.mark.parametrize(
     "optimizer", ["labeled", "bootstrap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("knn", "ensemble"))]
 )
 def test_programs_of_dspys_optimizers_keep_the_models_of_the_program(job: dict[str, Any], optimizer: str) -> None:
-    Path("planned.py").write_text(
-        "import dspy\nfrom assay.testing import ScriptedEngine\n\nclass Planned(dspy.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n"
-        f"        engine = ScriptedEngine(lambda request: {RIGHT!r})\n"
-        "        self.ask.set_lm(dspy.LM('mine/asked', engine=engine, cache=False))\n\n"
-        "    def forward(self, question):\n        return self.ask(question=question)\n"
-    )
+    Path("planned.py").write_text(PLANNED)
     data = JOBS["compile"]("planned.py:Planned", optimizer=optimizer, gate=False, test=False, **job).to_dict()
     assert len(data["candidates"]) == 2
     assert {row["model"] for row in data["models"] if row["calls"]} == {"mine/asked"}
@@ -388,18 +346,3 @@ def test_a_program_whose_predictors_all_have_a_model_needs_no_other(job: dict[st
     assert data["result"]["score"] == 1.0
     assert data["model"] == "mine/planner"
     assert data["calls"] == calls_of(planner, answerer)
-
-
-def test_the_command_line_needs_no_model_either(server: PromptServer) -> None:
-    Path("all_own.py").write_text(
-        "from own_models import Program, model\n\n\ndef make():\n    program = Program()\n"
-        "    for predictor in program.predictors():\n        predictor.lm = predictor.lm or model('further')\n"
-        "    return program\n"
-    )
-    arguments = ["all_own.py:make", "--rubric", "exact", "--data", "d.jsonl", "--size", "2", "--json"]
-    data = json.loads(invoked("evaluate", *arguments).stdout)
-    assert data["model"] == "openai/planner"
-    assert server.requests.keys() == {"planner", "critic", "further"}
-    server.requests.clear()
-    assert json.loads(invoked("run", "all_own.py:make", "question=What is 1 + 1?", "--json").stdout)["answer"]
-    assert server.total == 4

@@ -7,16 +7,16 @@ from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
 from assay.commands.collect import Collect
 from assay.datasets.curriculum import stage_of
 from assay.errors import ConfigError, DataError
 from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 from assay.traces import Store
+from rigs.command_line import assay_command
+from rigs.projects import EXACT, write_rows
 
 STAGES = """
 stages:
@@ -27,17 +27,14 @@ stages:
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def project(own_folder: Path) -> None:
     rows = []
     for terms in (2, 3, 4):
         for a in range(24):
-            question = " + ".join([str(a)] * terms)
-            rows.append(
-                {"inputs": {"question": question}, "expected": {"answer": str(terms * a)}, "metadata": {"terms": terms}}
-            )
-    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+            inputs = {"question": " + ".join([str(a)] * terms)}
+            rows.append({"inputs": inputs, "expected": {"answer": str(terms * a)}, "metadata": {"terms": terms}})
+    write_rows("d.jsonl", rows)
+    Path("r.yaml").write_text(EXACT)
     Path("cur.yaml").write_text(STAGES)
 
 
@@ -54,18 +51,8 @@ def adder(most: int, calls: list[str] | None = None) -> Any:
 
 
 def collect(lm: Any, **options: Any) -> Any:
-    program = dspy.Predict("question -> answer")
-    return assay.collect(
-        program,
-        rubric="r.yaml",
-        data="d.jsonl",
-        curriculum="cur.yaml",
-        lm=lm,
-        store="s.db",
-        n=2,
-        prompt_format="json",
-        **options,
-    )
+    options = {"data": "d.jsonl", "curriculum": "cur.yaml", "store": "s.db", "n": 2, "prompt_format": "json", **options}
+    return assay.collect(dspy.Predict("question -> answer"), rubric="r.yaml", lm=lm, **options)
 
 
 def test_stages_are_collected_until_one_is_not_passed_on_val() -> None:
@@ -87,13 +74,9 @@ def test_stages_are_collected_until_one_is_not_passed_on_val() -> None:
     assert len({(r.task_id, r.sample) for r in collected}) == len(collected)
     assert {r.split for r in collected} == {"train"}
     assert {r.split for r in rollouts if r.phase == "promotion"} == {"val"}
-
-
-def test_the_order_and_the_moves_are_in_the_run_folder() -> None:
-    report = collect(adder(2)).to_dict()
-    path = report["curriculum"]["path"]
-    assert Path(path).resolve() == Path("runs", report["run"], "curriculum.json").resolve()
-    assert json.loads(Path(path).read_text()) == report["curriculum"]
+    path = Path(report["curriculum"]["path"])
+    assert path.resolve() == Path("runs", report["run"], "curriculum.json").resolve()
+    assert json.loads(path.read_text()) == report["curriculum"]
     assert report["curriculum"]["order"][0].keys() == {"step", "stage", "task", "replayed"}
 
 
@@ -153,22 +136,20 @@ def test_settings_that_would_have_no_effect_and_missing_data_are_refused() -> No
     with pytest.raises(ConfigError, match="split: val would have no effect"):
         collect(adder(2), split="val")
     with pytest.raises(DataError, match="names no data, and the command was given none"):
-        assay.collect(dspy.Predict("question -> answer"), rubric="r.yaml", curriculum="cur.yaml", lm=adder(2))
+        collect(adder(2), data=None)
     with pytest.raises(ConfigError, match="data: is missing"):
-        assay.collect(dspy.Predict("question -> answer"), rubric="r.yaml", lm=adder(2))
+        collect(adder(2), data=None, curriculum=None)
 
 
-def test_the_command_line_needs_no_data_where_the_stages_name_it(tmp_path: Path) -> None:
+def test_the_command_line_needs_no_data_where_the_stages_name_it() -> None:
     Path("p.py").write_text("def p(question):\n    return {'answer': str(2 * int(question.split()[0]))}\n")
-    Path("cur.yaml").write_text("stages:\n  - {name: two, data: d.jsonl, where: {terms: 2}}\n")
-    arguments = ["collect", "p.py:p", "--rubric", "r.yaml", "--curriculum", "cur.yaml", "-n", "1", "--no-preflight"]
-    result = CliRunner().invoke(group, arguments)
-    assert result.exit_code == 0, result.output
-    assert "stage two: passed; val 1.000, needed 0.8" in result.stdout
-    Path("cur.yaml").write_text("stages:\n  - {name: two, data: d.jsonl, wher: {terms: 2}}\n")
-    result = CliRunner().invoke(group, arguments)
-    assert "cur.yaml:2: stage 'two': unknown key 'wher'" in str(result.exception)
-    assert "Did you mean 'where'?" in str(result.exception)
-    missing = CliRunner().invoke(group, arguments[:4]).exception
-    assert isinstance(missing, ConfigError)
-    assert (missing.field, missing.exit_code) == ("data", 2)
+    command = ["collect", "p.py:p", "--rubric", "r.yaml", "--curriculum", "cur.yaml", "-n", "1", "--no-preflight"]
+    for key, code, text in (
+        ("where", 0, "stage two: passed; val 1.000, needed 0.8"),
+        ("wher", 2, "cur.yaml:2: stage 'two': unknown key 'wher'"),
+        ("wher", 2, "Did you mean 'where'?"),
+    ):
+        Path("cur.yaml").write_text(f"stages:\n  - {{name: two, data: d.jsonl, {key}: {{terms: 2}}}}\n")
+        done = assay_command(*command)
+        assert (done.code, text in " ".join((done.stdout + done.stderr).split())) == (code, True), done.stderr
+    assert assay_command(*command[:4]).code == 2
