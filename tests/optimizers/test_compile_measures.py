@@ -1,7 +1,6 @@
 """`assay compile` and `assay evaluate`: splits, paired gains, undecided criteria, failures in the report."""
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from compile_scripted import DATA, compile_it, scripted_session, student_of_exam
 
 import assay
 from assay.datasets import load_splits
-from assay.errors import ArtifactError, RubricError, SealedSplit
+from assay.errors import RubricError
 from assay.evaluation import RecordedProgram, evaluate, paired_gain
 from assay.programs import MathQA
 from assay.rubrics import Criterion, JudgeSpec, Rubric, checks
@@ -32,12 +31,6 @@ def test_rollouts_have_the_split_of_their_task(tmp_path: Path) -> None:
     assert values == {(name, name) for name in ("train", "val", "gate", "test")}
 
 
-def test_test_split_is_not_read_before_the_report() -> None:
-    splits = load_splits(DATA)
-    with pytest.raises(SealedSplit):
-        _ = splits.test
-
-
 def test_paired_gain_matches_hand_calculation() -> None:
     before = {str(i): 0.0 for i in range(20)}
     after = {str(i): float(i % 2) for i in range(20)}
@@ -49,15 +42,6 @@ def test_paired_gain_matches_hand_calculation() -> None:
     assert gain.high == pytest.approx(0.806, abs=0.001)
     assert paired_gain(before, {**after, "0": math.nan}).n == 19
     assert not paired_gain({"a": 0.0}, {"a": 1.0}).is_gain  # one pair proves nothing
-
-
-def test_interval_coverage_is_nominal() -> None:
-    rng, covered = random.Random(0), 0
-    for _ in range(100):
-        differences = {str(i): rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) for i in range(40)}  # mean 0.2
-        gain = paired_gain(dict.fromkeys(differences, 0.0), differences)
-        covered += gain.low <= 0.2 <= gain.high
-    assert covered >= 90
 
 
 def test_more_than_ten_failed_runs_do_not_end_an_evaluation() -> None:
@@ -117,13 +101,3 @@ def test_judge_calls_are_stored_in_rollouts_of_the_judged_task(tmp_path: Path) -
     assert {r.task_id for r in judged} == runs
     assert {r.split for r in judged} == {"val"}
     assert all(r.transitions and r.prediction["verdict"] == "yes" for r in judged)
-
-
-def test_unwritable_output_path_is_refused_before_any_call(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    lm = scripted_lm(student_of_examples)
-    with pytest.raises(ArtifactError, match="cannot write the artifact"):
-        assay.compile(
-            "math_qa", rubric="math_qa", data=DATA, lm=lm, out=tmp_path / "file" / "x", store=tmp_path / "a.db"
-        )
-    assert lm.scripted.calls == 0

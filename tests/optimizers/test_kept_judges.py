@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from leaning_judge import compiled, leaning
+from leaning_judge import SCALE, compiled, leaning, truth_of, write_rows
 
 import assay
-from assay.cli.main import group
 from assay.commands.judge_score import score_rows
 from assay.errors import ConfigError
-from assay.evaluation import SilentProgress
 from assay.testing import scripted_lm
+from rigs.command_line import assay_command
+from rigs.progress import Lines
 
 SIZES = {"train": 36, "val": 30, "gate": 12, "test": 30}  # too few gate items for a proof
 
@@ -80,10 +79,7 @@ def test_a_finished_compile_gives_the_same_judge_again(kept: tuple[Path, Any]) -
 @pytest.mark.slow
 def test_a_judge_that_is_best_as_it_is_leaves_the_test_sealed(tmp_path: Path) -> None:
     def right(request: Any) -> dict[str, float]:
-        text = str(request.messages[-1].text)
-        words = {"awful": "negative", "plain": "neutral", "lovely": "positive"}
-        best = next(label for word, label in words.items() if word in text)
-        return {label: 0.9 if label == best else 0.05 for label in words.values()}
+        return {label: 0.9 if label == truth_of(request) else 0.05 for label in SCALE}
 
     report = compiled(tmp_path, right, optimizer="calibrate", sizes={**SIZES, "gate": 30})
     data = report.to_dict()
@@ -101,21 +97,12 @@ def test_commands_say_that_a_judge_is_unproven_and_why_the_test_is_sealed(
     shown = "\n".join(map(str, report.lines()))
     assert "not opened" in shown
     assert "mood-unproven" in shown.replace("\n", "")
-    said: list[str] = []
-
-    class Lines(SilentProgress):
-        def say(self, text: str) -> None:
-            said.append(text)
-
-    rows = [{"output": "awful thing"}]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_rows(folder / "rows.jsonl", [{"output": "awful thing"}])
     lm = scripted_lm(leaning, logprobs=True)
     named: dict[str, Any] = {"data": str(folder / "rows.jsonl"), "lm": lm, "store": folder / "b.db"}
-    score_rows(str(folder / "mood-unproven"), progress=Lines(), **named)
-    assert any("unproven" in line for line in said)
-    said.clear()
-    score_rows(str(folder / "mood"), progress=Lines(), **named)
-    assert not any("unproven" in line for line in said)
+    for name in ("mood-unproven", "mood"):
+        progress = Lines()
+        score_rows(str(folder / name), progress=progress, **named)
+        assert ("unproven" in progress.text) == (name == "mood-unproven")
     monkeypatch.chdir(folder)
-    with pytest.raises(assay.AssayError, match="no card"):
-        CliRunner().invoke(group, ["judge", "card", "mood-unproven"], catch_exceptions=False, standalone_mode=False)
+    assert "no card" in assay_command("judge", "card", "mood-unproven").stderr
