@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from assay.datasets import Task
-from assay.errors import ConfigError, ModelError, ParameterError, ProgramError, RubricError
+from assay.errors import ConfigError, ModelError, ParameterError, ProgramError
 from assay.evaluation.metrics import METRICS
-from assay.optimizers.parameters import RLTrainer, Space
+from assay.optimizers.parameters import RLTrainer
 from assay.optimizers.parameters.policy import Adjuster, state_of
 from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.testing import SyntheticAgent
@@ -90,15 +90,6 @@ def test_training_finds_better_parameters_and_records_its_history() -> None:
     assert repeated.best == outcome.best  # the same seed
 
 
-def test_a_policy_without_updates_does_not_change() -> None:
-    agent = SyntheticAgent()
-    trainer = RLTrainer(agent, agent.right, agent.tasks)
-    before = trainer.policy.rules.copy()
-    trainer.train(episodes=5, tasks_per_episode=10, update_policy=False)
-    assert (trainer.policy.rules == before).all()
-    assert agent.executed == 5 * 10 + 2 * 15
-
-
 def test_training_stops_without_improvement() -> None:
     agent = SyntheticAgent(tasks=10)
     trainer = RLTrainer(agent, lambda task, output: {"accuracy": 0.5}, agent)
@@ -143,17 +134,6 @@ def test_ranges_are_respected_and_fixed_parameters_do_not_change() -> None:
     RLTrainer(agent, agent.right, agent, ranges={"temperature": (0.3, 0.9)}, initial={"max_steps": 3}).train(episodes=8)
     assert all(0.3 <= parameters["temperature"] <= 0.9 and parameters["max_steps"] == 3 for parameters in observed)
     assert len({parameters["temperature"] for parameters in observed}) > 3
-
-
-@pytest.mark.parametrize("function", ["ackley", "rosenbrock", "hartmann"])
-def test_synthetic_agents_have_their_documented_optimum(function: str) -> None:
-    agent, rng = SyntheticAgent(function), np.random.default_rng(0)
-    space = Space(programs=["a"], acting={"a": list(RANGES)})
-    places = [dict(zip(RANGES, row, strict=True)) for row in rng.random((3000, 5))]
-    drawn = [agent.success({name: space.at(name, place) for name, place in row.items()}) for row in places]
-    assert 0.15 < np.median(drawn) < 0.4
-    assert max(drawn) <= agent.best
-    assert 0.0005 < np.mean(np.array(drawn) >= 0.95 * agent.best) < 0.03
 
 
 def test_an_unscored_episode_is_ignored() -> None:
@@ -264,22 +244,6 @@ def test_an_evaluator_may_give_any_kind_of_number_but_not_only_malformed_ones() 
             RLTrainer(agent, lambda task, output, metrics=metrics: metrics, agent).train(episodes=2)
 
 
-def test_the_history_survives_an_interrupted_training() -> None:
-    agent, calls = SyntheticAgent(tasks=10), iter(range(1000))
-
-    def evaluator(task: Any, output: Any) -> dict[str, float]:
-        if next(calls) > 25:
-            raise RubricError("no such criterion")
-        return {"accuracy": 1.0}
-
-    trainer = RLTrainer(agent, evaluator, agent)
-    with pytest.raises(RubricError, match="no such criterion"):
-        trainer.train(episodes=9)
-    assert len(trainer.training_history) == 3
-    trainer.reset()
-    assert trainer.training_history == []
-
-
 def test_an_agent_that_cannot_take_parameters_is_refused_by_name() -> None:
     class Half(BaseAgent):
         def execute(self, task: Any) -> bool:
@@ -292,24 +256,6 @@ def test_an_agent_that_cannot_take_parameters_is_refused_by_name() -> None:
         RLTrainer(Half(), SyntheticAgent.right, ["a", "b"])
     with pytest.raises(ProgramError, match="Duck has no execute"):
         RLTrainer(Duck(), SyntheticAgent.right, ["a", "b"])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("rate", "least", "farthest"), [(0.001, 0.015, 0.03), (0.01, 0.09, 0.3), (1.0, 0.09, 0.5)])
-def test_the_learning_rate_scales_parameter_changes(rate: float, least: float, farthest: float) -> None:
-    agent = SyntheticAgent(tasks=10)
-    trainer = RLTrainer(agent, agent.right, agent, eval_fraction=0)
-    trainer.train(episodes=12, learning_rate=rate)
-    ranges = {"temperature": 1.9, "tool_usage_threshold": 1.0}
-    moved = [abs(e["adjustments"][name]) / width for e in trainer.training_history for name, width in ranges.items()]
-    assert least < max(moved) <= farthest + 1e-9
-
-
-def test_improvement_below_zero_suggests_another_learning_rate_or_a_reset() -> None:
-    falling = iter(np.linspace(0.9, 0.0, 200))
-    agent = SyntheticAgent(tasks=2)
-    trainer = RLTrainer(agent, lambda task, output: {"accuracy": float(next(falling))}, agent, eval_fraction=0)
-    outcome = trainer.train(episodes=20)
-    assert any("another learning rate (say 0.005) or a reset" in note for note in outcome.notes)
 
 
 def test_spellings_of_a_held_out_task_are_held_out() -> None:
@@ -369,8 +315,3 @@ def test_parameters_without_an_effect_keep_their_initial_value(draw: Any) -> Non
     found = moves(True, draw)
     assert sum(move > 0 for moved in found for name, move in moved.items() if name != "max_steps") <= 2  # of 24
     assert all(moved["max_steps"] > 0.25 for moved in found)
-
-
-@pytest.mark.slow
-def test_where_nothing_acts_all_parameters_keep_their_initial_value() -> None:
-    assert sum(move > 0 for moved in moves(False, of_each_setting) for move in moved.values()) <= 2  # of 30
