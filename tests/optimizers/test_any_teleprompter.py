@@ -363,7 +363,6 @@ def test_an_optimizer_whose_part_of_dspy_moved_is_refused_by_name() -> None:
 
 FILE = f"""import dspy
 
-
 class Taught:
     def __init__(self, metric, times=1):
         self.metric, self.times = metric, times
@@ -373,34 +372,26 @@ class Taught:
         student.answer.signature = student.answer.signature.with_instructions({ADD!r})
         return student
 
-
 def make(times=1):
     return Taught(None, times)
-
 
 def broken():
     return 3
 
-
 def failing():
     raise RuntimeError("no such folder")
-
 
 def ending():
     raise SystemExit(0)
 
-
 def needs(path):
     return Taught(None)
-
 
 def weights():
     return dspy.BootstrapFinetune(metric=None)
 
-
 def trials():
     return dspy.MIPROv2(metric=print, auto=None, num_candidates=2)
-
 
 class Needs:
     def __init__(self, path):
@@ -409,17 +400,14 @@ class Needs:
     def compile(self, student, trainset):
         return student
 
-
 class Judged:
     def compile(self, student, trainset, judge):
         return student
-
 
 class Static:
     @staticmethod
     def compile(student, *, trainset):
         return Taught("").compile(student, trainset)
-
 
 ready = Taught(None)
 """
@@ -461,18 +449,15 @@ def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path,
     assert lm.scripted.calls == 0
 
 
-@pytest.mark.parametrize(
-    ("function", "keyword", "typed"),
-    [
+def test_keywords_of_dspy_are_answered_with_what_to_type() -> None:
+    for function, keyword, typed in (
         (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
         (assay.evaluate, "metric", "Did you mean 'rubric'"), (assay.compare, "devset", "data={'val'"),
         (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
         (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
         (assay.compile, "metric", "Did you mean 'rubric'"), (assay.compile, "student", "Did you mean 'program'"),
         (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
-    ],
-)  # fmt: skip
-def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        function(**{keyword: ROWS})
-    assert typed in str(caught.value)
+    ):  # fmt: skip
+        with pytest.raises(TypeError) as caught:
+            function(**{keyword: ROWS})
+        assert typed in str(caught.value)

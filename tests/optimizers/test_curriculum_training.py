@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 import assay
-from assay.errors import ConfigError
-from assay.runs.rl_settings import RLSettings
 from assay.traces import Store
 
 SMALL: dict[str, Any] = {
@@ -26,7 +24,6 @@ SMALL: dict[str, Any] = {
 PROGRAM = """
 import dspy
 
-
 class Ask(dspy.Module):
     def __init__(self):
         super().__init__()
@@ -35,10 +32,8 @@ class Ask(dspy.Module):
     def forward(self, question):
         return self.ask(question=question)
 
-
 def letters(task, prediction, rollout):
     return min(1.0, sum(c in "aeiou 0123" for c in str(prediction["answer"])[:10]) / 10)
-
 
 def passed(task, prediction, rollout):
     # a val task of the first stage is right, one of the second is not
@@ -46,12 +41,10 @@ def passed(task, prediction, rollout):
         return 1.0 if task.metadata["level"] == 1 else 0.0
     return letters(task, prediction, rollout)
 
-
 def easy_scores_higher(task, prediction, rollout):
     if rollout.split == "val":
         return 0.5 if task.metadata["level"] == 1 else 0.1
     return letters(task, prediction, rollout)
-
 
 def half_scored(task, prediction, rollout):
     # of the three val tasks of a stage, one is unscored and the others are right
@@ -151,11 +144,6 @@ def test_a_stage_with_unscored_val_tasks_is_not_passed_and_retention_tasks_have_
     with Store("gaps.db") as store:
         evaluated = [r for r in store.rollouts() if r.inputs["question"].startswith("other")]
     assert {r.split for r in evaluated} == {"val", "test"}
-
-
-def test_a_training_that_is_never_evaluated_is_refused() -> None:
-    with pytest.raises(ConfigError, match="evaluate_every: must not be 0 with a curriculum"):
-        RLSettings(program="p", name="a", rubric="r", data="d", curriculum="c", evaluate_every=0)
 
 
 @pytest.mark.slow

@@ -13,13 +13,12 @@ import assay
 from assay.commands.compile import Compile
 from assay.errors import ConfigError, FailureKind, ModelError
 from assay.evaluation import SilentProgress, evaluate
-from assay.evaluation.executors import Outbox
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
 from assay.runs.arguments import program_settings
 from assay.runs.jobs import open_job
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Store, Transition, Verdict
+from assay.traces import Store, Verdict
 
 ray = pytest.importorskip("ray")
 
@@ -145,19 +144,6 @@ def test_mean_result_matches_hand_calculation() -> None:
 def test_unpicklable_programs_are_refused(local_settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **local_settings)
-
-
-def test_outbox_keeps_the_latest_of_each_record_and_is_emptied() -> None:
-    box, rollout, running = Outbox(), Rollout(task_id="1", status="done"), Rollout(task_id="2")
-    box.put_rollout(running)
-    for output in ("first", "last"):
-        box.put_rollout(rollout)
-        box.put_transition(rollout.id, Transition(t=0, model="m", request={}, output=output))
-    rollouts, transitions = box.emptied()
-    assert (rollouts, [t.output for _, t in transitions]) == ([rollout], ["last"])
-    assert box.emptied() == ([], [])
-    running.status = "done"
-    assert box.emptied() == ([running], [])
 
 
 @pytest.mark.chaos

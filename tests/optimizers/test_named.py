@@ -1,7 +1,6 @@
 """DSPy's optimizers by class name: supported, refused with a reason, settings, budgets, instructions."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import adding
@@ -13,9 +12,7 @@ import assay
 from assay.datasets import make_task
 from assay.datasets.near_duplicates import overlap
 from assay.errors import ConfigError, MissingExtra
-from assay.evaluation.session import Measured
-from assay.models import Caps, Meter
-from assay.optimizers.prompts.named import ALIASES, Proposal
+from assay.optimizers.prompts.named import ALIASES
 from assay.optimizers.prompts.proposals import InstructionCheck, broken
 from assay.optimizers.settings import CompileConfig
 from assay.testing import scripted_lm
@@ -95,20 +92,6 @@ def test_settings_are_those_of_the_optimizer() -> None:
     assert len(report.program.answer.demos) == 3
 
 
-def test_budgets_follow_from_the_cap() -> None:
-    def defaults_at(cap: int | None) -> Any:
-        session = SimpleNamespace(
-            meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None)
-        )
-        student: Any = SimpleNamespace(program=None)
-        return Proposal(student, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
-
-    assert (defaults_at(None).runs(40), defaults_at(None).passes(7, most=30)) == (40, 7)
-    # 0.9 * 300 calls / 3 a run; of 10 val tasks
-    assert (defaults_at(300).runs(40), defaults_at(300).passes(7, most=30)) == (90, 9)
-    assert (defaults_at(3).runs(40), defaults_at(30000).passes(7, most=30)) == (1, 30)
-
-
 BROKEN = (
     "", "Answer with the number and", "Use this format:\n```json\n{}", "Do it (as shown", 'Say "yes', "Think, then",
     "x" * 300,
@@ -124,16 +107,6 @@ def test_truncated_or_unclosed_instructions_are_broken_and_complete_ones_are_not
     assert [text for text in BROKEN if not broken(text)] == []
     assert [text for text in WHOLE if broken(text)] == []
     assert not broken('Say "yes in other words.', before='Say "yes.')  # it was so before
-
-
-def test_an_answer_cut_at_its_limit_is_rejected_even_if_it_looks_complete() -> None:
-    check = InstructionCheck(dspy.Predict("question -> answer"))
-    check.cut.append("of the rules that follow. First, add two.")
-    assert (
-        check.why("These are some of the rules that follow. First, add two.")
-        == "truncated: the model's answer was cut off at its limit of tokens"
-    )
-    assert check.why("First, add three and be done with it.") is None
 
 
 @pytest.mark.slow
@@ -189,7 +162,6 @@ OWN = f"""import dspy
 
 from assay.errors import MissingExtra
 
-
 class Half:
     def __init__(self, metric):
         self.metric = metric
@@ -199,7 +171,6 @@ class Half:
             predictor.signature = predictor.signature.with_instructions({ADD!r})
         dspy.Evaluate(devset=valset, metric=self.metric)(student)
         raise KeyError("lost " * 1000)
-
 
 class Lacking:
     def compile(self, student, trainset):

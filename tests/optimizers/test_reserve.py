@@ -17,7 +17,6 @@ from assay.errors import BudgetExceeded, ConfigError
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers.budget import ReportPlan
-from assay.optimizers.prompts.teleprompters import least_runs
 from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 from rigs.command_line import assay_command
@@ -152,12 +151,6 @@ def test_too_few_calls_for_a_proposal_are_reported_before_the_search() -> None:
     assert not any("nothing beat" in note for note in data["notes"])
     more = compiled("gepa", max_calls=2 * needed + 4, store="other.db").to_dict()
     assert not any("too few" in note for note in more["notes"])
-
-
-def test_gepa_minimum_budget_covers_baseline_parent_child_and_val() -> None:
-    assert least_runs("gepa", 10, {}) == 10 + 3 + 3 + 10
-    assert least_runs("gepa", 10, {"reflection_minibatch_size": 5}) == 30
-    assert least_runs("labeled", 10, {}) == 0
 
 
 @pytest.mark.slow
