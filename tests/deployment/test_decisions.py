@@ -89,12 +89,6 @@ def test_each_rule_decides_where_it_applies(records: Fixed, action: str, rule: s
     assert len(records.written) == (action != "continue")
 
 
-def test_harm_in_the_replay_rolls_back_before_any_traffic() -> None:
-    plan = default_plan()
-    harmed, equal = Fixed(plan, EQUAL, pairs=[-1.0] * 60 + [0.0] * 40), Fixed(plan, EQUAL, pairs=[1.0, -1.0] * 60)
-    assert (advance(harmed, "d", now=1.0).action, advance(equal, "d", now=1.0).action) == ("rollback", "next")
-
-
 def test_a_cost_that_doubles_is_harm_and_one_within_the_tolerated_loss_is_not() -> None:
     metrics = (Metric(success_gain=0.0), Metric(name="cost_usd", failure_loss=0.5))
     plan = Plan(steps=PLAN.steps, metrics=metrics)

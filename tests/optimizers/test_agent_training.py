@@ -112,17 +112,6 @@ def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_mo
 
 @pytest.mark.tutorial
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo", "reinforce++"])
-def test_the_other_algorithms_train_an_agent_too(tiny_model: Path, algorithm: str) -> None:
-    Path("agent.py").write_text(AGENT)
-    report = training_of("agent.py:solve", tiny_model, sizes={"test": 1, "val": 1}, algorithm=algorithm)
-    assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)
-    assert report.row_stats.left_out == {}
-    assert {rollout.program for rollout in _records("train")} == {"agent.py:solve"}
-
-
-@pytest.mark.tutorial
-@pytest.mark.slow
 def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: Path) -> None:
     Path("agent.py").write_text(AGENT)
     with socket.socket() as probe:

@@ -302,7 +302,7 @@ def test_undecided_criteria_and_failure_reasons_are_reported(tmp_path: Path) -> 
     line = boom.__code__.co_firstlineno + 1
     report = assay.evaluate("math_qa", rubric=half, preflight=False, **options).to_dict()["result"]
     assert report["undecided"] == {
-        "right": {"n": 4, "of": 4, "reason": f"RuntimeError: the ruler broke (test_compile_measures.py:{line})"}
+        "right": {"n": 4, "of": 4, "reason": f"RuntimeError: the ruler broke (test_compile.py:{line})"}
     }
     assert report["coverage"] == 0.0
     failed = assay.evaluate(Broken(), rubric="math_qa", preflight=False, **options).to_dict()["result"]

@@ -41,11 +41,6 @@ def passed(task, prediction, rollout):
         return 1.0 if task.metadata["level"] == 1 else 0.0
     return letters(task, prediction, rollout)
 
-def easy_scores_higher(task, prediction, rollout):
-    if rollout.split == "val":
-        return 0.5 if task.metadata["level"] == 1 else 0.1
-    return letters(task, prediction, rollout)
-
 def half_scored(task, prediction, rollout):
     # of the three val tasks of a stage, one is unscored and the others are right
     if rollout.split == "val":
@@ -106,15 +101,6 @@ def test_training_follows_the_stages_and_reports_their_order(tiny_model: Path) -
     path = data["curriculum"]["path"]
     assert Path(path).resolve() == Path("runs", run, "curriculum.json").resolve()
     assert json.loads(Path(path).read_text()) == data["curriculum"]
-
-
-@pytest.mark.slow
-def test_the_weights_are_of_the_last_stage_though_an_earlier_one_scored_higher(tiny_model: Path) -> None:
-    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'p.py:easy_scores_higher'}\n")
-    Path("cur.yaml").write_text("max_share: 0.5\n" + Path("cur.yaml").read_text())
-    report = train(tiny_model, "later", test=False)
-    assert report.curves["held_out_greedy"] == {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.1, 4: 0.1}
-    assert report.best_step == 4
 
 
 @pytest.mark.chaos

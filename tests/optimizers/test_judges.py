@@ -73,16 +73,6 @@ def test_openings_of_the_label_test_split_are_counted(copied: tuple[Path, Any]) 
     assert again.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
 
 
-@pytest.mark.slow
-def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
-    report = calibrated[1]
-    (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")
-    lm = scripted_lm(leaning, logprobs=True)
-    rubric = assay.load_rubric(tmp_path / "r.yaml", judge_model=lm)
-    good, bad = (rubric.score({"question": "?"}, {"answer": f"{word} thing"}).value for word in ("lovely", "awful"))
-    assert good > 0.7 > 0.4 > bad
-
-
 def turned(request: Any) -> Any:
     """The same model after an update that inverted its answers."""
     odds = leaning(request)
@@ -235,15 +225,6 @@ def test_the_sealed_items_are_not_judged_and_the_card_is_of_gate(kept: tuple[Pat
     page = (report.artifact / "report.md").read_text()
     assert "not opened" in page
     assert "weighted kappa" in page
-
-
-@pytest.mark.slow
-def test_a_finished_compile_gives_the_same_judge_again(kept: tuple[Path, Any]) -> None:
-    folder, report = kept
-    again = compiled(folder, optimizer="calibrate", sizes=SIZES, out=folder / "mood", resume=True)
-    assert again.to_dict() == json.loads(json.dumps(report.to_dict()))
-    assert again.judge.calibration is None
-    assert again.outcome.compiled.calibration is not None
 
 
 @pytest.mark.slow

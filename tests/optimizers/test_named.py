@@ -16,7 +16,6 @@ from assay.optimizers.prompts.named import ALIASES
 from assay.optimizers.prompts.proposals import InstructionCheck, broken
 from assay.optimizers.settings import CompileConfig
 from assay.testing import scripted_lm
-from rigs.progress import Lines
 
 
 @pytest.fixture(autouse=True)
@@ -195,10 +194,3 @@ def test_a_job_error_is_not_an_optimizer_failure(place: Path) -> None:
     (place / "own.py").write_text(OWN)
     with pytest.raises(MissingExtra, match="'x' is not installed"):
         compiled("own.py:Lacking")
-
-
-def test_programs_without_a_scored_task_are_not_announced() -> None:
-    progress = Lines()
-    compiled("gepa", optimizer_settings={"max_metric_calls": 30}, progress=progress)
-    assert "a program of Mine: 0.000 on 6 tasks" in progress.text
-    assert "on 0 tasks" not in progress.text

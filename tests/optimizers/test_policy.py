@@ -136,19 +136,6 @@ def test_ranges_are_respected_and_fixed_parameters_do_not_change() -> None:
     assert len({parameters["temperature"] for parameters in observed}) > 3
 
 
-def test_an_unscored_episode_is_ignored() -> None:
-    agent, calls = SyntheticAgent(tasks=10), iter(range(100_000))
-
-    def sometimes(task: Any, output: Any) -> dict[str, float]:
-        return {} if next(calls) // 7 % 3 == 1 else {"accuracy": float(output)}
-
-    trainer = RLTrainer(agent, sometimes, agent)
-    trainer.train(episodes=9)
-    lost = [episode for episode in trainer.training_history if episode["overall"] is None]
-    assert len(lost) == 3
-    assert all(episode["improvement"] is None and not episode["accepted"] for episode in lost)
-
-
 class Unreliable(SyntheticAgent):
     """Raises for one task in four."""
 

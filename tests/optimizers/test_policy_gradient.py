@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from assay.optimizers.finetuning.rows import (
     trajectory_of,
 )
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings
-from assay.reports.training_log import TrainingLog, read_training_log
 from assay.traces import Rollout, Transition
 
 
@@ -239,19 +237,6 @@ def test_each_alarm_names_its_remedy_once() -> None:
     assert not seen(entropy=entropy, zero_variance_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5).alarms
     for score, advice in ((0.0, "too hard"), (0.4, "finer grades"), (1.0, "too easy")):
         assert advice in seen(zero_variance_groups=[1.0] * 3, score=[score] * 3).alarms["zero_variance"]
-
-
-def test_values_and_alarms_are_logged_as_they_come(tmp_path: Path) -> None:
-    watch = TrainingMonitor(TrainingLog(tmp_path))
-    watch.update(0, {"held_out_greedy": 0.5})
-    for step in (1, 2, 3):
-        watch.update(step, {"kl": 0.75})
-    watch.alarm(3, "forgetting", "step 3: too much was lost")
-    progress = read_training_log(tmp_path)
-    assert progress is not None
-    assert progress.curves == watch.curves == {"held_out_greedy": {0: 0.5}, "kl": {1: 0.75, 2: 0.75, 3: 0.75}}
-    assert progress.alarms == watch.alarms
-    assert set(watch.alarms) == {"kl", "forgetting"}
 
 
 def test_a_gamed_rubric_and_rewards_of_repeated_calls_raise_an_alarm() -> None:

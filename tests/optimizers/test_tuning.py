@@ -183,13 +183,6 @@ def test_task_difficulty_is_not_noise_and_tied_trials_may_differ() -> None:
     assert outcome.front == [outcome.best.number]
 
 
-def test_a_pruned_trial_counts_like_a_complete_one() -> None:
-    hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
-    trials = [hard | easy for _ in range(9)] + [hard]
-    expected = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
-    assert [each.adjusted for each in expected] == pytest.approx([0.5] * 10)
-
-
 @pytest.mark.slow
 def test_impact_skips_invalid_values_and_excludes_unscored_runs() -> None:
     class Fussy(Aims):
