@@ -310,7 +310,7 @@ def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path
             hung.wait(120)
         return letters(task, prediction, rollout)
 
-    report = run(tiny_model, "hung", check=hanging, steps=1, evaluate_every=1, rollout_timeout_s=1.5)
+    report = run(tiny_model, "hung", check=hanging, steps=1, evaluate_every=1, rollout_timeout_s=10.0)
     hung.set()
     assert set(report.curves["held_out_greedy"]) == {0, 1}  # of the other task
     config = PolicySettings(**{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 1})
@@ -328,7 +328,7 @@ def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_mode
     with pytest.raises(Cancelled):
         train_policy(begun, "halted", config)
     assert Path(".assay/training/halted/checkpoints/checkpoint-2/assay.json").is_file()
-    resumed = run(tiny_model, "halted", resume=True, **settings)
+    resumed = train_policy(stopping_source(tiny_model, config, lambda _: False), "halted", config, resume=True)
     uninterrupted = run(tiny_model, "whole", **settings)
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
         assert resumed.curves[name] == pytest.approx(uninterrupted.curves[name], rel=1e-5, abs=1e-7), name
