@@ -115,8 +115,6 @@ def test_cap_keeps_the_best_program_a_named_optimizer_evaluated(tmp_path: Path) 
     assert "250 search calls" in data["stopped"]
     assert data["winner"] == "mipro, cut short"
     assert data["test"]["compiled"]["score"] > data["test"]["baseline"]["score"]
-    report = compile_it("mipro", tmp_path, max_search_calls=5000, resume=True).to_dict()
-    assert (report["winner"], report["stopped"]) == ("mipro", None)
 
 
 @pytest.mark.parametrize("optimizer", ["auto", "labeled"])
