@@ -15,6 +15,7 @@ from assay.models import get_lm
 from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, ready
+from assay.support.job_folders import MARKER
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
@@ -150,6 +151,37 @@ def test_a_second_warm_up_begins_where_the_first_one_ended(small_embedded: str, 
     second = train_sft(path, "more", dataclasses.replace(settings, model=first.name, epochs=1))
     assert second.name == f"{small_embedded}+adds+more"
     assert second.held_out_loss[0] == pytest.approx(min(losses), rel=0.1)
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
+    embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Exits the process without clean-up, as SIGKILL does."""
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(6)])
+    config = SFTSettings(epochs=1, batch=2, lora_r=2, max_length=64, evaluations=1, eval_fraction=0.2)
+    uninterrupted = train_sft(path, "whole", config)
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.optimizers.finetuning.run_folder.report_agreement", killed)
+        with pytest.raises(Killed):
+            train_sft(path, "cut", config)
+    marker = Path(".assay/adapters/cut", MARKER)
+    training = marker.read_text()
+    marker.write_text("another")
+    with pytest.raises(ConfigError, match="there is an adapter 'cut'"):
+        train_sft(path, "cut", config, resume=True)
+    marker.write_text(training)
+    resumed = train_sft(path, "cut", config, resume=True)
+    for name in ("loss", "held_out_loss", "steps", "agreement"):
+        assert getattr(resumed, name) == getattr(uninterrupted, name)
+    weights = [Path(f".assay/adapters/{name}/adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
