@@ -1,6 +1,6 @@
-"""The covariate of a deployment: fitted before live traffic, subtracted from live values, and valid."""
+"""What may not pass for a gain: covariates, which are fitted before live traffic, and shares that change."""
 
-from dataclasses import replace
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +9,9 @@ from production import two_versions
 
 from assay.commands.deploy import deployment_status
 from assay.deployment.evidence import CANDIDATE, CHAMPION, cell_of, difference
-from assay.deployment.plan import Metric, Plan, Step, default_plan
+from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.rollout_values import FEWEST, Covariate, covariate_of
 from assay.deployment.routing import Router
-from assay.deployment.settings import Traffic
-from assay.deployment.simulation import simulate
 from assay.traces import Rollout, Store
 
 PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))
@@ -114,12 +112,30 @@ def test_the_covariate_of_production_is_what_was_recorded_before_the_start(own_f
     assert report.variance_removed > 0.5
 
 
-@pytest.mark.slow
-def test_a_covariate_saves_requests_and_promotes_no_equal_candidate() -> None:
-    plan, seen = default_plan(), Traffic(base=0.5, tasks=60, task_spread=0.35, history=2000)
-    equal = simulate(plan, seen, runs=12, seed=1)
-    assert equal.promoted + equal.rolled_back <= 2 / 12
-    better = replace(seen, effect=0.3)
-    with_it, without = (simulate(replace(plan, covariate=on), better, runs=12, seed=1) for on in (True, False))
-    assert with_it.requests_median < 0.9 * without.requests_median
-    assert with_it.promoted >= without.promoted
+# -- shares that a flag changes within a step, while the base rate of production drifts
+
+
+def serve(store: Store, deployment: str, *, share: float, rate: float, name: str) -> None:
+    """200 rollouts without an effect: exactly this share is on the candidate, and both arms succeed at this rate."""
+    for number in range(200):
+        arm = "candidate" if number % 10 < 10 * share else "champion"
+        store.put_rollout(Rollout(
+            task_id=f"{name}{number}", inputs={}, phase="deployed", version="support@1", status="done",
+            started_at=time.time() - 5, ended_at=time.time() - 4, unit=f"{name}{number}", deployment=deployment,
+            stage=0, arm=arm, propensity=share if arm == "candidate" else 1 - share,
+            score=float(number // 10 % 10 < 10 * rate),
+        ))  # fmt: skip
+
+
+def test_a_percentage_set_by_a_flag_does_not_make_a_gain(own_folder: Path) -> None:
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        deployment = deployments.start("support@2", PLAN)
+        serve(store, deployment.id, share=0.1, rate=0.3, name="a")  # percentage=10
+        serve(store, deployment.id, share=0.9, rate=0.8, name="b")  # percentage=90, some days later
+        store.flush()
+        cells = deployments.evidence(deployment.id, PLAN.metrics[0], time.time())
+        assert sorted(cells) == [(0, "default"), (0, "default, 90.0000% on the candidate")]
+        estimate = difference(cells)
+    # pooled: (0.1 * 0.3 + 0.9 * 0.8) - (0.9 * 0.3 + 0.1 * 0.8) = 0.4
+    assert estimate.mean == pytest.approx(0.0, abs=1e-9)

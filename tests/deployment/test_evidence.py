@@ -1,6 +1,7 @@
-"""Differences between the arms: strata, units, and assignment."""
+"""Differences between the arms: strata, units, assignment, and intervals that hold at all times at once."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from assay.deployment.evidence import (
     mean_of,
     position,
     probability,
-    unit_weight,
-)
+)  # fmt: skip
+from assay.deployment.readings import betting, normal_mixture, obrien_fleming
 from assay.errors import ConfigError
 
 SALT = "s"
@@ -75,11 +76,6 @@ def test_intervals_need_two_units_in_both_arms() -> None:
     assert math.isnan(mean_of([Cell()])[0])
 
 
-@given(st.integers(1, 10**6))
-def test_weight_of_a_unit_rises_and_stays_below_twenty(count: int) -> None:
-    assert unit_weight(count) <= unit_weight(count + 1) <= 20
-
-
 @given(st.text(), st.floats(0, 1), st.floats(0, 1))
 def test_a_unit_on_the_candidate_stays_there_at_every_larger_share(unit: str, one: float, two: float) -> None:
     low, high = sorted((one, two))
@@ -88,17 +84,81 @@ def test_a_unit_on_the_candidate_stays_there_at_every_larger_share(unit: str, on
 
 
 def test_positions_are_uniform_and_differ_by_salt() -> None:
+    assert 0 <= position("\ud800", SALT) < 1  # a lone surrogate
     positions = np.array([[position(f"u{at}", salt) for at in range(4000)] for salt in ("a", "b")])
     assert abs((positions < 0.1).mean(axis=1) - 0.1).max() < 0.015
     assert abs(np.corrcoef(positions)[0, 1]) < 0.05
-
-
-def test_a_unit_of_a_megabyte_or_with_lone_surrogates_has_a_position() -> None:
-    assert 0 <= position("x" * 2**20, SALT) < 1
-    assert 0 <= position("\ud800", SALT) < 1
 
 
 def test_propensity_is_that_of_the_arm() -> None:
     assert (probability(CANDIDATE, 0.1), probability(CHAMPION, 0.1)) == (0.1, 0.9)
     with pytest.raises(ConfigError, match="share"):
         arm_of("u", salt=SALT, share=1.5)
+
+
+# -- confidence sequences
+
+
+def test_width_of_the_normal_mixture_is_the_worked_one() -> None:
+    # I = 100, r = 100 / (2 log 20 + log(1 + 2 log 20)) = 12.60; sqrt(112.60 * log(112.60 / (12.60 * 0.0025))) / 100
+    assert normal_mixture(0.01, alpha=0.05, planned=0.01) == pytest.approx(0.3035, abs=1e-4)
+    assert normal_mixture(math.inf, alpha=0.05, planned=0.01) == math.inf  # an unknown variance
+
+
+def test_normal_mixture_covers_the_mean_at_all_times_at_once() -> None:
+    random, missed = np.random.default_rng(0), 0
+    radius = [normal_mixture(1 / n, alpha=0.1, planned=1 / 200) for n in range(1, 1001)]
+    for _ in range(400):
+        means = np.cumsum(random.normal(size=1000)) / np.arange(1, 1001)
+        missed += bool((np.abs(means) > radius).any())
+    assert missed <= 55  # 10 % of 400 and two standard errors; intervals for one time miss in 60 % and more
+
+
+def test_bounds_of_betting_are_the_worked_ones() -> None:
+    # no success in 15: 1 - (0.1445 / 20)^(1 / 15) = 0.280
+    assert betting(0, 15, alpha=0.05) == (0.0, pytest.approx(0.2801, abs=1e-4))
+    assert betting(0, 0, alpha=0.05) == (0.0, 1.0)
+    low, high = betting(15, 15, alpha=0.05)
+    assert (low, high) == (pytest.approx(0.7199, abs=1e-4), 1.0)
+
+
+@pytest.mark.slow
+def test_betting_sequence_covers_a_small_rate_at_all_times_at_once() -> None:
+    random, missed = np.random.default_rng(1), 0
+    for _ in range(200):
+        totals = np.cumsum(random.random(300) < 0.1)
+        missed += any(
+            not low <= 0.1 <= high for low, high in (betting(totals[n - 1], n, alpha=0.1) for n in range(1, 301, 3))
+        )
+    assert missed <= 28  # 10 % of 200 and two standard errors
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.01, 0.05, 0.2]))
+def test_betting_sequence_contains_the_observed_mean(count: int, share: float, alpha: float) -> None:
+    low, high = betting(share * count, count, alpha=alpha)
+    assert 0 <= low <= share + 1e-9
+    assert share - 1e-9 <= high <= 1
+
+
+def test_critical_values_of_obrien_and_fleming_are_the_published_ones() -> None:
+    # Jennison and Turnbull 2000, table 2.3: C = 2.040 for five evaluations at 5 %
+    assert [round(obrien_fleming(k, 5), 2) for k in range(1, 6)] == [4.56, 3.23, 2.63, 2.28, 2.04]
+    assert obrien_fleming(1, 1) == pytest.approx(1.96, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        (lambda: normal_mixture(0.0, alpha=0.05, planned=0.01), "must be above 0"),
+        (lambda: normal_mixture(0.01, alpha=0.0, planned=0.01), "must be above 0"),
+        (lambda: normal_mixture(0.01, alpha=1.0, planned=0.01), "must be above 0"),
+        (lambda: normal_mixture(0.01, alpha=0.05, planned=0.0), "must be above 0"),
+        (lambda: betting(2, 1, alpha=0.05), "must be between 0 and count"),
+        (lambda: betting(-1, 5, alpha=0.05), "must be between 0 and count"),
+        (lambda: betting(0, -1, alpha=0.05), "must be between 0 and count"),
+        (lambda: obrien_fleming(4, 3), "must be between 1 and evaluations=3"),
+    ],
+)
+def test_impossible_arguments_are_refused(bound: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bound()

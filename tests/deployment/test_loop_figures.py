@@ -1,5 +1,6 @@
-"""The seven figures of a loop, on rollouts and deployments with known values."""
+"""The seven figures of a loop, on rollouts and deployments with known values, and what an improvement says."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 from production import artifact, two_versions
 
+import assay
 from assay.commands.cycle import Order, improved
 from assay.commands.loop_file import LoopLimits, LoopSettings
 from assay.deployment.deployments import Deployments
@@ -16,6 +19,7 @@ from assay.deployment.loops import Figure, loop_figures
 from assay.deployment.plan import Plan, Step
 from assay.traces import Rollout, Store
 from assay.traces.records import Verdict
+from rigs.serving import chat_completion, served
 
 NOW = time.time()
 PLAN = Plan(steps=(Step(weight=50, decides=True),))
@@ -111,6 +115,14 @@ def test_deployments_taken_back_later_or_ended_by_hand_did_not_succeed(store: St
     assert (ended.value, ended.ok, ended.detail["taken back later"]) == (0.0, False, 1)  # type: ignore[index]
 
 
+# -- improvements
+
+
+def order_of(champion: Path, data: Path, out: Path, **more: Any) -> Order:
+    rest: dict[str, Any] = {"store": None, "max_calls": None, "max_cost_usd": None, **more}
+    return Order(name="n", champion=champion, data=data, out=out, began=NOW, **rest)
+
+
 @pytest.mark.parametrize(("converged", "expected"), [(True, True), (None, True), (False, False)])
 def test_an_improvement_whose_training_did_not_converge_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch, converged: bool | None, expected: bool
@@ -121,10 +133,44 @@ def test_an_improvement_whose_training_did_not_converge_says_so(
     ]
     report = {"artifact": "better", "steps": steps, "stopped": None, "notes": [], "test": None}
     monkeypatch.setattr("assay.commands.cycle.improve", lambda *_, **__: SimpleNamespace(to_dict=lambda: report))
-    order = Order(
-        name="n", champion=Path("one"), data=Path("pool.jsonl"), out=Path("better"), store=store.url, began=NOW,
-        max_calls=None, max_cost_usd=None,
-    )  # fmt: skip
+    order = order_of(Path("one"), Path("pool.jsonl"), Path("better"), store=store.url)
     detail = improved(LoopSettings(rubric="r.yaml", method="improve"), order, None)
     assert (detail["artifact"], detail["converged"]) == ("better", expected)
     assert detail["reason"] == "prompts not kept; grpo kept" + ("" if expected else ", not converged")
+
+
+PROGRAM = """
+import dspy
+
+class Asks(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.ask = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.ask(question=question)
+"""
+
+
+async def answers(request: web.Request) -> web.Response:
+    return chat_completion("m", "[[ ## answer ## ]]\nParis\n\n[[ ## completed ## ]]")
+
+
+@pytest.mark.slow
+def test_a_cycle_that_keeps_the_champion_says_why_in_words(own_folder: Path) -> None:
+    (own_folder / "asks.py").write_text(PROGRAM)
+    (own_folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    (own_folder / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"Capital of {n}?", "answer": "Paris"}) + "\n" for n in range(40))
+    )
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answers)
+    with served(app) as url:
+        options = {"optimizer": "labeled", "api_base": f"{url}/v1", "model": "openai/m"}
+        assay.compile("asks.py:Asks", rubric="r.yaml", data="d.jsonl", out="one", **options)
+        order = order_of(own_folder / "one", own_folder / "d.jsonl", own_folder / "two", max_calls=200)
+        settings = LoopSettings(rubric="r.yaml", method="compile", options=options)
+        result = improved(settings, order, None)
+    assert result["artifact"] is None
+    assert result["reason"]
+    assert not {"null", "None", "NaN", "{"} & set(result["reason"].replace("{", " { ").split())

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from production import artifact, two_versions
@@ -13,10 +14,11 @@ from production import artifact, two_versions
 import assay
 from assay.deployment.decisions import advance
 from assay.deployment.deployments import Deployments
-from assay.deployment.evidence import CANDIDATE, CHAMPION
+from assay.deployment.evidence import CANDIDATE, CHAMPION, unit_digest
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.registry import Registry, flag_history, flags_of, set_flag, write_flag
-from assay.deployment.routing import Router
+from assay.deployment.routing import Quality, Router, choice, probabilities, qualities, set_preference
+from assay.deployment.settings import Preference
 from assay.deployment.watching import status_of
 from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.traces import Rollout, Store
@@ -25,6 +27,13 @@ PLAN = Plan(
     steps=(Step(weight=10, requests=20), Step(weight=50, decides=True, max_requests=400), Step(weight=95, requests=20)),
     metrics=(Metric(success_gain=0.1), Metric(name="tokens", failure_loss=1.0)),
 )
+
+
+@pytest.fixture
+def deployments(own_folder: Path) -> Iterator[Deployments]:
+    """The agent `support` with two versions, in SQLite: what the database has no part in."""
+    with Store() as opened:
+        yield two_versions(opened, own_folder)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -66,60 +75,47 @@ def test_versions_are_counted_and_the_same_artifact_is_the_same_version(store: S
     assert registry.agents() == ["support"]
 
 
-def test_aliases_keep_their_history(store: Store, tmp_path: Path) -> None:
-    registry = two_versions(store, tmp_path).registry
-    registry.set_alias("support@2", "champion", why="better", by="ann")
-    assert registry.version("support").number == registry.version("support@champion").number == 2
-    assert [(change.number, change.why) for change in registry.alias_history("support")] == [
-        (1, "the first"), (2, "better"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_unknown_versions_are_named(deployments: Deployments) -> None:
+    for name, message in (
         ("suport", "Did you mean 'support'"),
         ("support@7", "versions 1 to 2"),
         ("support@best", r"aliases champion \(@1\)"),
         ("", "no agent ''"),
         ("support@99999999999999999999", "versions 1 to 2"),
-        pytest.param("support@" + "9" * 5000, "versions 1 to 2", id="5000 digits"),
-    ],
-)
-def test_unknown_versions_are_named(store: Store, tmp_path: Path, name: str, message: str) -> None:
-    registry = two_versions(store, tmp_path).registry
-    with pytest.raises(DeploymentError, match=message):
-        registry.version(name)
+        ("support@" + "9" * 5000, "versions 1 to 2"),
+    ):
+        with pytest.raises(DeploymentError, match=message):
+            deployments.registry.version(name)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 64, "é", None])
-def test_names_that_no_url_can_have_are_refused(store: Store, tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^agent="):
-        Registry(store.engine).register(name, artifact(tmp_path / "a"))
+def test_names_that_no_url_can_have_are_refused(deployments: Deployments) -> None:
+    for name in ("", "a b", "../x", "x" * 64, "é", None):
+        with pytest.raises(ConfigError, match=r"^agent="):
+            deployments.registry.register(name, Path("one"))
 
 
-def test_an_artifact_that_was_changed_or_replaced_is_refused(store: Store, tmp_path: Path) -> None:
-    registry = two_versions(store, tmp_path).registry
-    (tmp_path / "one" / "report.md").write_text("changed")
+def test_an_artifact_that_was_changed_or_replaced_is_refused(deployments: Deployments) -> None:
+    registry = deployments.registry
+    Path("one/report.md").write_text("changed")
     with pytest.raises(DeploymentError, match=r"support@1 cannot be loaded: .*report\.md was changed"):
         registry.folder_of(registry.version("support@1"))
-    shutil.rmtree(tmp_path / "two")
-    shutil.rmtree(tmp_path / "two-source")
-    artifact(tmp_path / "two", "return dspy.Prediction(answer='another')")
+    shutil.rmtree("two")
+    shutil.rmtree("two-source")
+    artifact(Path("two"), "return dspy.Prediction(answer='another')")
     with pytest.raises(DeploymentError, match="another artifact than the registered one"):
         registry.folder_of(registry.version("support@2"))
 
 
 def test_a_folder_that_was_moved_is_found_by_its_name(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deployments: Deployments, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = two_versions(store, tmp_path).registry
-    (tmp_path / "elsewhere").mkdir()
-    shutil.move(tmp_path / "one", tmp_path / "elsewhere" / "one")
+    registry, elsewhere = deployments.registry, own_folder / "elsewhere"
+    elsewhere.mkdir()
+    shutil.move("one", elsewhere / "one")
     with pytest.raises(DeploymentError, match="no artifact at"):
         registry.folder_of(registry.version("support@1"))
-    monkeypatch.setenv("ASSAY_ARTIFACTS", str(tmp_path / "elsewhere"))
-    assert registry.folder_of(registry.version("support@1")) == tmp_path / "elsewhere" / "one"
+    monkeypatch.setenv("ASSAY_ARTIFACTS", str(elsewhere))
+    assert registry.folder_of(registry.version("support@1")) == elsewhere / "one"
 
 
 def test_a_better_candidate_goes_through_all_steps(store: Store, tmp_path: Path) -> None:
@@ -144,17 +140,6 @@ def test_a_better_candidate_goes_through_all_steps(store: Store, tmp_path: Path)
     assert ordered["readings"][0]["candidate"] == pytest.approx(0.95, abs=0.1)  # of its rollouts
 
 
-def test_a_worse_candidate_is_rolled_back_and_gets_no_more_rollouts(store: Store, tmp_path: Path) -> None:
-    deployments = two_versions(store, tmp_path)
-    deployments.start("support@2", PLAN)
-    serve(store, "support", 1000, {CHAMPION: 0.9, CANDIDATE: 0.1})
-    assert advance(deployments, "support", now=2e9).rule == "failure_loss"
-    assert advance(deployments, "support", now=2e9).rule == "status"
-    assert deployments.registry.version("support").number == 1
-    router = Router(store.engine, "support")
-    assert {router.assign(f"u{at}").version.number for at in range(100)} == {1}
-
-
 def test_only_one_of_many_concurrent_decisions_is_written(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
     deployment = deployments.start("support@2", PLAN)
@@ -172,15 +157,6 @@ def test_only_one_of_many_concurrent_decisions_is_written(store: Store, tmp_path
         thread.join()
     assert results.count("next") == 1
     assert len(deployments.history(deployment.id)) == 1
-
-
-def test_a_second_deployment_of_an_agent_is_refused(store: Store, tmp_path: Path) -> None:
-    deployments = two_versions(store, tmp_path)
-    with pytest.raises(DeploymentError, match="is already the champion"):
-        deployments.start("support@1", PLAN)
-    deployments.start("support@2", PLAN)
-    with pytest.raises(DeploymentError, match=r"is active already: .* Promote it or roll it back first"):
-        deployments.start("support@2", PLAN)
 
 
 def test_manual_interventions_are_recorded_as_decisions(store: Store, tmp_path: Path) -> None:
@@ -222,81 +198,163 @@ def test_flags_hold_at_once_and_every_change_is_a_row(store: Store, tmp_path: Pa
             set_flag(store.engine, "support", name, value)
 
 
-def test_a_deployed_agent_runs_the_version_of_its_unit(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as opened:
-        deployments = two_versions(opened, tmp_path)
-        deployments.start("support@2", PLAN)
-        agent = assay.deployed("support", store=tmp_path / "s.db")
-        answers = {unit: agent(question="?", unit=unit).answer for unit in map(str, range(60))}
-        assert set(answers.values()) == {"yes", "better"}
-        assert all(agent(question="?", unit=unit).answer == answer for unit, answer in answers.items())
-        prediction = agent(question="?", unit="7", task_type="billing")
-        agent.store.flush()
-        rollout = opened.rollout(prediction.rollout)
-        assert rollout.deployment
-        assert rollout.propensity in (0.1, 0.9)
-        assert (rollout.version, rollout.task_type) == (f"support@{1 + (answers['7'] == 'better')}", "billing")
-        with pytest.raises(ConfigError, match="takes the inputs"):
-            agent(text="?")
+# -- agents in production
 
 
-def test_a_candidate_that_cannot_run_falls_back_and_is_counted(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as opened:
-        deployments = two_versions(opened, tmp_path, "raise ConnectionError('down')")
-        deployments.start("support@2", PLAN)
+def test_a_deployed_agent_runs_the_version_of_its_unit(deployments: Deployments) -> None:
+    deployments.start("support@2", PLAN)
+    agent = assay.deployed("support")
+    answers = {unit: agent(question="?", unit=unit).answer for unit in map(str, range(60))}
+    assert set(answers.values()) == {"yes", "better"}
+    assert all(agent(question="?", unit=unit).answer == answer for unit, answer in answers.items())
+    prediction = agent(question="?", unit="7", task_type="billing")
+    agent.store.flush()
+    rollout = agent.store.rollout(prediction.rollout)
+    assert rollout.deployment
+    assert rollout.propensity in (0.1, 0.9)
+    assert (rollout.version, rollout.task_type) == (f"support@{1 + (answers['7'] == 'better')}", "billing")
+    with pytest.raises(ConfigError, match="takes the inputs"):
+        agent(text="?")
+
+
+def with_candidate(folder: Path, body: str) -> None:
+    """The candidate has this body, and gets all units."""
+    with Store() as opened:
+        two_versions(opened, folder, body).start("support@2", PLAN)
         set_flag(opened.engine, "support", "percentage", 100)
-        agent = assay.deployed("support", store=tmp_path / "s.db")
-        assert agent(question="?", unit="u").answer == "yes"
-        (tmp_path / "two" / "report.md").write_text("changed")
-        fresh = assay.deployed("support", store=tmp_path / "s.db")
-        assert fresh(question="?", unit="u").answer == "yes"
-        assert (agent.fallbacks, fresh.fallbacks) == ({"support@2": 1}, {"support@2": 1})
 
 
-def test_a_champion_that_cannot_be_loaded_does_not_stop_an_agent_that_runs(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as opened:
-        deployments = two_versions(opened, tmp_path)
-        agent = assay.deployed("support", store=tmp_path / "s.db", refresh_s=0)
-        assert agent(question="?").version == "support@1"
-        shutil.rmtree(tmp_path / "two")
-        deployments.registry.set_alias("support@2", "champion", why="by mistake")
-        assert agent(question="?").version == "support@1"
-        assert agent.fallbacks == {"support@2": 1}
-        with pytest.raises(DeploymentError, match="support@2 cannot be loaded"):
-            assay.deployed("support", store=tmp_path / "s.db")
+def test_a_candidate_that_cannot_run_falls_back_and_is_counted(own_folder: Path) -> None:
+    with_candidate(own_folder, "raise ConnectionError('down')")
+    agent = assay.deployed("support")
+    assert agent(question="?", unit="u").answer == "yes"
+    Path("two/report.md").write_text("changed")
+    fresh = assay.deployed("support")
+    assert fresh(question="?", unit="u").answer == "yes"
+    assert (agent.fallbacks, fresh.fallbacks) == ({"support@2": 1}, {"support@2": 1})
 
 
-def test_a_failure_of_the_program_itself_is_not_hidden_by_the_champion(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as opened:
-        two_versions(opened, tmp_path, "raise ValueError('a fault of the candidate')").start("support@2", PLAN)
-        set_flag(opened.engine, "support", "percentage", 100)
-        agent = assay.deployed("support", store=tmp_path / "s.db")
-        with pytest.raises(ValueError, match="a fault of the candidate"):
-            agent(question="?", unit="u")
-        assert agent.fallbacks == {}
-        agent.store.flush()
-        rollout = next(opened.rollouts(limit=1))
+def test_a_failure_of_the_program_itself_is_not_hidden_by_the_champion(own_folder: Path) -> None:
+    with_candidate(own_folder, "raise ValueError('a fault of the candidate')")
+    agent = assay.deployed("support")
+    with pytest.raises(ValueError, match="a fault of the candidate"):
+        agent(question="?", unit="u")
+    assert agent.fallbacks == {}
+    agent.store.flush()
+    rollout = next(agent.store.rollouts(limit=1))
     assert (rollout.arm, rollout.status, rollout.failure) == (CANDIDATE, "failed", "agent")
 
 
-def test_a_read_only_store_is_named_and_nothing_changes(own_folder: Path) -> None:
+def test_a_champion_that_cannot_be_loaded_does_not_stop_an_agent_that_runs(deployments: Deployments) -> None:
+    agent = assay.deployed("support", refresh_s=0)
+    assert agent(question="?").version == "support@1"
+    shutil.rmtree("two")
+    deployments.registry.set_alias("support@2", "champion", why="by mistake")
+    assert agent(question="?").version == "support@1"
+    assert agent.fallbacks == {"support@2": 1}
+    with pytest.raises(DeploymentError, match="support@2 cannot be loaded"):
+        assay.deployed("support")
+
+
+def test_a_call_takes_no_query_once_the_alias_is_resolved(deployments: Deployments) -> None:
+    now, queries, engine = [0.0], list[str](), deployments.engine
+    deployments.start("support@2", PLAN)
+    router = Router(engine, "support", refresh_s=1.0, clock=lambda: now[0])
+    sa.event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: queries.append(statement))
+    versions = {router.assign(f"u{at}", task_type="t").version.name for at in range(200)}
+    assert versions == {"support@1", "support@2"}
+    assert queries == []
+    now[0] = 1.0
+    router.assign("u0")
+    refresh = len(queries)
+    assert refresh > 0
+    for at in range(200):
+        router.assign(f"u{at}")
+    assert len(queries) == refresh
+
+
+def test_a_read_only_store_is_named_and_nothing_changes(deployments: Deployments, own_folder: Path) -> None:
+    registry, started = deployments.registry, deployments.start("support@2", PLAN)
+
+    def read_only(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA query_only=ON")
+
+    sa.event.listen(deployments.engine, "connect", read_only)
+    deployments.engine.dispose()
+    for what, write in (
+        ("deployment", lambda: deployments.order(started.id, "promote")),
+        ("alias", lambda: registry.set_alias("support@2", "champion")),
+        ("flag", lambda: write_flag(deployments.engine, "support", "kill", value=True)),
+        ("version", lambda: registry.register("support", artifact(own_folder / "three", "return None"))),
+    ):
+        with pytest.raises(StoreError, match=f"the {what} cannot be written to the store: attempt to write a read"):
+            write()
+    assert (deployments.get(started.id).state.status, registry.aliases("support")["champion"]) == ("running", 1)
+
+
+# -- routing preferences, with exact propensities
+
+
+BOTH = Preference(versions=(1, 2), floor=0.1)
+
+
+def test_the_better_version_of_each_task_type_is_found_and_propensities_are_right() -> None:
+    rates = {"sums": {1: 0.6, 2: 0.8}, "words": {1: 0.8, 2: 0.6}}
+    random = np.random.default_rng(7)
+    for kind, best in (("sums", 2), ("words", 1)):
+        counts, totals, planned, gained, shares = {1: 0, 2: 0}, {1: 0.0, 2: 0.0}, 0.0, 0.0, dict[int, float]()
+        for batch in range(20):
+            shares = probabilities(BOTH, {n: Quality(count=counts[n], total=totals[n]) for n in (1, 2)})
+            assert (sum(shares.values()), min(shares.values()) >= 0.1) == (pytest.approx(1), True)
+            for at in range(100):
+                number = choice(unit_digest(f"{batch}-{at}"), kind, shares, salt="a")
+                score = float(random.random() < rates[kind][number])
+                counts[number] += 1
+                totals[number] += score
+                planned += shares[best]
+                gained += score * (number == best) / shares[number]
+        assert shares[best] > 0.85
+        # 2,000 rollouts: the count of the better version is its sum of propensities, up to 4 standard errors of at
+        # most sqrt(2000 / 4) = 22; weighted by them its score is unbiased
+        assert abs(counts[best] - planned) < 90
+        assert gained / 2000 == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_unit_stays_with_its_version_and_the_cost_can_decide() -> None:
+    units = [unit_digest(str(at)) for at in range(2000)]
+    before = [choice(unit, "t", {1: 0.5, 2: 0.5}, salt="a") for unit in units]
+    after = [choice(unit, "t", {1: 0.4, 2: 0.6}, salt="a") for unit in units]
+    moved = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
+    assert set(moved) == {(1, 2)}
+    assert 0.07 < len(moved) / 2000 < 0.13
+    measured = {1: Quality(count=200, total=160, cost_usd=0.01), 2: Quality(count=200, total=170, cost_usd=0.2)}
+    assert probabilities(BOTH, measured)[2] > 0.7
+    assert probabilities(Preference(versions=(1, 2), floor=0.1, cost_weight=1.0), measured)[1] > 0.8
+
+
+def test_a_preference_holds_without_a_deployment_and_is_logged(own_folder: Path) -> None:
     with Store() as store:
         deployments = two_versions(store, own_folder)
-        plan = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))
-        started = deployments.start("support@2", plan)
-
-        def read_only(connection: Any, _: object) -> None:
-            connection.execute("PRAGMA query_only=ON")
-
-        sa.event.listen(store.engine, "connect", read_only)
-        store.engine.dispose()
-        registry = deployments.registry
-        for what, write in (
-            ("deployment", lambda: deployments.order(started.id, "promote")),
-            ("alias", lambda: registry.set_alias("support@2", "champion")),
-            ("flag", lambda: write_flag(store.engine, "support", "kill", value=True)),
-            ("version", lambda: registry.register("support", artifact(own_folder / "three", "return None"))),
-        ):
-            with pytest.raises(StoreError, match=f"the {what} cannot be written to the store: attempt to write a read"):
-                write()
-        assert (deployments.get(started.id).state.status, registry.aliases("support")["champion"]) == ("running", 1)
+        with pytest.raises(DeploymentError, match="support@2 was never the champion"):
+            set_preference(store.engine, "support", BOTH)
+        with pytest.raises(ConfigError, match="versions: must be at least two versions"):
+            Preference(versions=(1, 1))
+        deployments.registry.set_alias("support@2", "champion")
+        set_preference(store.engine, "support", BOTH, why="two good ones")
+        for at in range(60):
+            version = f"support@{1 + at % 2}"
+            rollout = Rollout(task_id=f"t{at}", task_type="sums", status="done", score=float(at % 2), version=version)
+            rollout.phase = "deployed"
+            store.put_rollout(rollout)
+        store.flush()
+        assert qualities(store.engine, "support", BOTH)["sums"][2] == Quality(count=30, total=30.0)
+        router = Router(store.engine, "support", refresh_s=0)
+        assert router.shares()["sums"][2] == pytest.approx(0.9, abs=0.01)
+        assignments = [router.assign(str(at), task_type="sums") for at in range(300)]
+        assert sum(one.version.number == 2 for one in assignments) > 240
+        assert {(one.arm, one.deployment) for one in assignments} == {("routed", None)}
+        assert {router.assign(str(at), task_type="new").propensity for at in range(20)} == {0.5}
+        deployments.start(
+            "support@1", Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))
+        )
+        assert router.assign("u", task_type="sums").deployment is not None

@@ -11,12 +11,7 @@ from production import artifact
 
 import assay
 from assay.cli.main import group
-from assay.deployment import save_artifact
-from assay.deployment.deployments import Deployments
-from assay.deployment.plan import default_plan
-from assay.programs import load_program
 from assay.rubrics import Criterion, Rubric
-from assay.traces import Store
 
 
 def run(*words: str, code: int = 0) -> Any:
@@ -115,27 +110,6 @@ def test_the_shadow_step_replays_what_was_recorded(agent: Path, candidate: str, 
     assert len(run("traces", "list", "--phase", "shadow", "--limit", "100")["rollouts"]) == 30
 
 
-@pytest.mark.slow
-def test_a_candidate_that_breaks_its_callers_is_not_deployed_unless_forced(agent: Path) -> None:
-    source = agent / "other-source" / "agent.py"
-    source.parent.mkdir()
-    source.write_text(
-        "import dspy\nclass Other(dspy.Module):\n    def forward(self, text):\n        return dspy.Prediction()\n"
-    )
-    manifest = {"program": f"{source}:Other", "model": "openai/none", "settings": {"adapter": None, "parameters": {}}}
-    save_artifact(agent / "three", load_program(f"{source}:Other"), manifest, splits={}, report="")
-    run("registry", "register", "support", "three")
-    with pytest.raises(assay.AssayError, match=r"inputs: the champion takes \['question'\], the candidate \['text'\]"):
-        run("deploy", "start", "support@3")
-    assert run("deploy", "start", "support@3", "--force", "--dry-run")["deployment"] is None
-
-
-def test_flags_are_set_and_removed(agent: Path) -> None:
-    assert run("registry", "flag", "support", "kill", "true")["flags"] == {"kill": True}
-    assert run("registry", "flag", "support", "kill")["flags"] == {}
-    assert run("registry", "alias", "support@2", "canary")["version"] == "support@2"
-
-
 def test_no_alias_is_set_to_a_changed_artifact_and_a_missing_one_is_named(agent: Path) -> None:
     state = agent / "two" / "program.json"
     before = state.read_text()
@@ -162,16 +136,6 @@ def test_diff_shows_the_lines_of_code_that_differ(agent: Path) -> None:
     assert text("registry", "diff", "support@1", "support@1") == (
         "no difference in settings, model, data, prompts or code\n"
     )
-
-
-def test_diff_says_that_installed_code_is_not_compared(agent: Path) -> None:
-    manifest = {"program": "math_qa", "model": "openai/none", "settings": {"adapter": "json", "parameters": {}}}
-    save_artifact(agent / "shipped", load_program("math_qa"), manifest, splits={}, report="")
-    run("registry", "register", "support", "shipped")
-    shown = text("registry", "diff", "support@1", "support@3")
-    assert "the code of support@3 is installed and not in the artifact" in shown
-    assert "code source/agent.py: " in shown
-    assert "-> missing" in shown
 
 
 def test_wrong_usage_of_registry_commands_is_named(agent: Path) -> None:
@@ -206,33 +170,8 @@ def test_a_suite_is_shown_and_removed_only_on_request(agent: Path) -> None:
     assert "the agent has no routing" in text("registry", "route", "support")
 
 
-@pytest.mark.slow
-def test_a_second_start_is_refused_before_the_suite_runs(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Store() as store:
-        Deployments(store.engine).start("support@2", default_plan())
-    monkeypatch.setattr("assay.commands.evaluate.evaluate", lambda *_, **__: pytest.fail("the suite ran"))
-    suite = ("--suite-data", "arithmetic:", "--suite-rubric", "math_qa")
-    with pytest.raises(assay.AssayError, match="is active already"):
-        run("deploy", "start", "support@2", *suite)
-    run("deploy", "rollback", "support")
-    with pytest.raises(assay.AssayError, match="is already the champion"):
-        run("deploy", "start", "support@1", *suite)
-
-
 @pytest.mark.parametrize("words", ["deploy start support@2", "registry list"])
 def test_commands_that_read_create_no_store(own_folder: Path, words: str) -> None:
     with pytest.raises(assay.AssayError, match="no store"):
         run(*words.split())
     assert not (own_folder / ".assay").exists()
-
-
-def test_a_schedule_for_an_agent_without_a_loop_says_so(own_folder: Path) -> None:
-    note = "note: this store has no loop of support"
-    assert note in text("loop", "install", "support")
-    assert not (own_folder / ".assay").exists()
-    artifact(own_folder / "one")
-    run("registry", "register", "support", "one")
-    assert note in text("loop", "install", "support")
-    Path("loop.yaml").write_text("rubric: math_qa\n")
-    run("loop", "start", "support", "--file", "loop.yaml")
-    assert note not in text("loop", "install", "support")

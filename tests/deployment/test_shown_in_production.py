@@ -19,7 +19,7 @@ from assay.deployment.plan import Metric, Plan, Step
 from assay.programs import load_program
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
-from assay.traces import Recorder, Rollout, Store, Transition
+from assay.traces import Recorder, Rollout, Store
 from assay.traces.export.settings import Gates, Selection
 from assay.traces.store.sealing import DEFAULT_SALT
 from rigs.serving import chat_completion, served
@@ -185,14 +185,3 @@ def test_a_program_that_is_loaded_again_names_its_demonstrations_and_its_copies_
     with dspy.context(lm=lm), recorder.active(), recorder.rollout(own):
         loaded(question=question(1))
     assert own.transitions[0].shown_tasks == ()  # a call's own task is not one of another
-
-
-def test_calls_of_another_host_record_the_tasks_that_only_this_one_knows() -> None:
-    recorder, rollout = Recorder(), Rollout(inputs={"question": "Number 3?"})
-    recorder.texts.add(task(1), {"question": question(1)})
-    messages = [{"role": role, "content": text} for role, text in (("user", question(1)), ("assistant", "7"))]
-    request = {"dialect": "chat", "body": {"messages": [*messages, {"role": "user", "content": "Number 3?"}]}}
-    call = Transition(t=0, model="m", request=request)
-    recorder.take_in([rollout], [(rollout.id, call)])
-    assert call.shown_tasks == (task(1),)
-    assert recorder.demonstrated_tasks == {task(1)}

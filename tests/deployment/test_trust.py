@@ -1,24 +1,27 @@
 """Untrusted artifacts: only programs are built, and their code runs only if the user trusts it."""
 
 import hashlib
+import itertools
 import json
+import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
-from trusted_artifacts import AGENT, SETTINGS, forged, shipped, trust_list as trust_list, with_source
+from trusted_artifacts import AGENT, MATH_QA, SETTINGS, forged, shipped, trust_list as trust_list, with_source
 
 import assay
-from assay.commands.run import run
-from assay.deployment import load_artifact, save_artifact
-from assay.errors import ArtifactError, AssayError, RubricError, unspoken
+from assay.deployment import FORMAT, load_artifact, save_artifact
+from assay.errors import ArtifactError, AssayError, unspoken
 from assay.programs import load_program
 from assay.runs.loading import load_judge
+from assay.sources.artifact_files import RUBRIC, code_of
+from assay.sources.modules import load_source
 from assay.sources.trust import UntrustedArtifact, entries, is_trusted, trust_file, trusting
 from assay.testing import scripted_lm
+from rigs.command_line import assay_command
 
 JUDGE = """
 import pathlib
@@ -48,20 +51,17 @@ class Kind(Judge):
         ("../beside.py:QA", {}),
     ],
 )
-@pytest.mark.parametrize("kind", [None, "judge"])
-@pytest.mark.parametrize("trusted", [False, True])
 def test_names_of_other_objects_than_programs_are_refused_and_not_called(
-    own_folder: Path, program: str, config: dict[str, Any], kind: str | None, trusted: bool
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, config: dict[str, Any]
 ) -> None:
     Path("precious").mkdir()
     Path("beside.py").write_text(AGENT.format(mark="ran"))
-    artifact = shipped(own_folder / "a", program=program, config=config, kind=kind)
-    sys.path.insert(0, str(own_folder))  # as for `python -m` and scripts
-    try:
+    monkeypatch.syspath_prepend(str(own_folder))  # as for `python -m` and scripts
+    artifact = shipped(own_folder / "a", program=program, config=config)
+    for kind, trusted in itertools.product((None, "judge"), (False, True)):
+        forged(artifact, kind=kind)
         with trusting(trusted), pytest.raises(ArtifactError, match=r"it names|nothing else is built"):
             load_artifact(artifact)
-    finally:
-        sys.path.remove(str(own_folder))
     assert Path("precious").is_dir()
     assert not Path("ran").exists()
 
@@ -73,12 +73,6 @@ def test_a_rubric_whose_judge_is_an_untrusted_artifact_runs_nothing(own_folder: 
     with pytest.raises(AssayError, match="standard library"):
         assay.load_rubric("r.yaml", judge_model=lm).score({"inputs": {"q": "a"}}, "b")
     assert not Path("ran").exists()
-
-
-@pytest.mark.parametrize("name", ["subprocess:Popen", "os:system", "collections:OrderedDict"])
-def test_a_judges_class_is_checked_before_it_is_built(name: str) -> None:
-    with pytest.raises(RubricError, match="not a judge"):
-        load_judge(name)
 
 
 def test_source_of_another_user_does_not_run_until_its_content_is_trusted(own_folder: Path) -> None:
@@ -101,13 +95,8 @@ def test_source_of_another_user_does_not_run_until_its_content_is_trusted(own_fo
 
 def test_the_users_own_artifacts_are_trusted(own_folder: Path) -> None:
     Path("agent.py").write_text(AGENT.format(mark="ran"))
-    written = save_artifact(
-        own_folder / "a",
-        load_program("agent.py:QA"),
-        {"program": "agent.py:QA", "settings": SETTINGS},
-        splits={},
-        report="",
-    )
+    manifest = {"program": "agent.py:QA", "settings": SETTINGS}
+    written = save_artifact(own_folder / "a", load_program("agent.py:QA"), manifest, splits={}, report="")
     assert [entry.path for entry in entries()] == [str(written)]
     load_artifact(written)
     shipped(own_folder / "b")
@@ -137,17 +126,31 @@ def test_another_users_judge_in_a_rubric_needs_trust(own_folder: Path) -> None:
     assert is_trusted(json.loads((artifact / "manifest.json").read_text())["sha256"])
 
 
+CRITERIA = "- {name: right, check: 'code/c.py:right'}\n- {name: on, check: 'subprocess:call'}\n"
+CODE = "import pathlib\npathlib.Path('ran').touch()\ndef right(task, prediction, rollout): return 1.0\n"
+CHECKS = {"rubric.yaml": f"name: r\ncriteria:\n{CRITERIA}".encode(), "code/c.py": CODE.encode()}
+
+
 def test_a_rubric_inside_an_artifact_needs_the_artifacts_trust(own_folder: Path) -> None:
-    code = b"import pathlib\npathlib.Path('ran').touch()\ndef right(task, prediction, rollout): return 1.0\n"
-    rubric = {"rubric.yaml": b"name: r\ncriteria:\n- {name: right, check: 'code/c.py:right'}\n", "code/c.py": code}
-    manifest = {"program": "math_qa", "settings": {"adapter": "json", "parameters": {}}}
-    artifact = save_artifact(own_folder / "a", load_program("math_qa"), manifest, splits={}, report="", rubric=rubric)
+    artifact = save_artifact(own_folder / "a", load_program("math_qa"), MATH_QA, splits={}, report="", rubric=CHECKS)
+    rubric = artifact / "rubric" / "rubric.yaml"
+    assert assay.load_rubric(rubric).name == "r"  # one's own
+    (artifact / "notes.md").write_text("mine")
+    load_artifact(artifact)
+    Path("ran").unlink()
     trust_file().unlink()
     load_artifact(artifact)  # the program is a shipped one
     with pytest.raises(UntrustedArtifact, match=r"rubric/code/c\.py"):
-        assay.load_rubric(artifact / "rubric" / "rubric.yaml")
+        assay.load_rubric(rubric)
     assert not Path("ran").exists()
-    assert assay.load_rubric(artifact / "rubric" / "rubric.yaml", trust=True).name == "r"
+    assert assay.load_rubric(rubric, trust=True).name == "r"
+
+
+def test_files_next_to_the_manifest_of_something_else_run_without_trust(own_folder: Path) -> None:
+    Path("manifest.json").write_text(json.dumps({"format": 1, "kind": "grpo", "files": {}}))  # of an export
+    Path("c.py").write_text(CODE)
+    Path("r.yaml").write_text("name: mine\ncriteria:\n- {name: right, check: 'c.py:right'}\n")
+    assert assay.load_rubric("r.yaml").name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -163,12 +166,11 @@ def test_a_rubric_inside_an_artifact_needs_the_artifacts_trust(own_folder: Path)
 def test_code_named_by_a_rubric_in_an_artifact_needs_trust_wherever_it_is(
     own_folder: Path, place: str, check: str
 ) -> None:
-    code = "import pathlib\npathlib.Path('ran').touch()\ndef right(task, prediction, rollout): return 1.0\n"
     text = f"name: r\ncriteria:\n- {{name: right, check: '{check}'}}\n"
     artifact = shipped(own_folder / "a")
     for file in (artifact / "x" / "chk.py", artifact / "chk.py", own_folder / "beside.py"):
         file.parent.mkdir(exist_ok=True)
-        file.write_text(code)
+        file.write_text(CODE)
     (artifact / place).parent.mkdir(exist_ok=True)
     (artifact / place).write_text(text)
     if place.startswith("rubric/"):
@@ -208,36 +210,140 @@ def test_a_file_of_an_artifact_needs_its_trust_whichever_way_it_is_named(own_fol
         assert not mark.exists()
 
 
-def test_own_rubrics_and_files_next_to_unrelated_manifests_run_without_trust(own_folder: Path) -> None:
-    code = b"def right(task, prediction, rollout): return 1.0\n"
-    rubric = {
-        "rubric.yaml": b"name: r\ncriteria:\n- {name: right, check: 'code/c.py:right'}\n"
-        b"- {name: on, check: 'subprocess:call'}\n",
-        "code/c.py": code,
-    }
-    manifest = {"program": "math_qa", "settings": {"adapter": "json", "parameters": {}}}
-    artifact = save_artifact(own_folder / "a", load_program("math_qa"), manifest, splits={}, report="", rubric=rubric)
-    assert assay.load_rubric(artifact / "rubric" / "rubric.yaml").name == "r"
-    (artifact / "notes.md").write_text("mine")
+# -- the list of trusted artifacts, and files that do not count as code
+
+
+@pytest.mark.slow
+def test_trust_is_added_listed_and_removed_on_the_command_line(own_folder: Path) -> None:
+    artifact, mark = with_source(own_folder / "a")
+    command = ["run", str(artifact), "question=?", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1"]
+    refused = assay_command(*command)
+    assert refused.code == 1
+    assert "assay trust add" in refused.stderr
+    assert not mark.exists()
+    assert f"runs {artifact}/source/agent.py" in assay_command("trust", "add", str(artifact)).stdout
+    assert not mark.exists()
+    listed = assay_command("trust", "list", "--json").report
+    assert [entry["path"] for entry in listed["trusted"]] == [str(artifact)]
+    assert listed["trusted"][0]["runs"] == ["source/agent.py"]
     load_artifact(artifact)
-    only_named = {"rubric.yaml": b"name: r\ncriteria:\n- {name: on, check: 'subprocess:call'}\n"}
-    second = save_artifact(own_folder / "b", load_program("math_qa"), manifest, splits={}, report="", rubric=only_named)
-    assert assay.load_rubric(second / "rubric" / "rubric.yaml").name == "r"
-    Path("manifest.json").write_text(
-        json.dumps({"format": 1, "kind": "grpo", "files": {}})
-    )  # such as of an export or a web page
-    Path("c.py").write_bytes(code)
-    Path("r.yaml").write_text("name: mine\ncriteria:\n- {name: right, check: 'c.py:right'}\n")
-    assert assay.load_rubric("r.yaml").name == "mine"
-
-
-def test_an_address_in_another_users_artifact_gets_no_key(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_SECRET", "k")
-    artifact = shipped(own_folder / "a", api_base="http://127.0.0.1:9/v1", api_key_env="MY_SECRET", model="openai/m")
-    program = assay.load(artifact)  # loads, with the model of the settings
-    with pytest.raises(UntrustedArtifact, match=r"MY_SECRET.*127\.0\.0\.1"), dspy.context(lm=None):
-        program(question="1+1")
+    assert mark.exists()
+    assert "no longer trusted" in assay_command("trust", "remove", listed["trusted"][0]["sha256"][:8]).stdout
     with pytest.raises(UntrustedArtifact):
-        run(artifact, {"question": "1+1"})
-    assay.load(artifact, trust=True)
-    assert load_artifact(artifact).endpoint.api_base == "http://127.0.0.1:9/v1"
+        load_artifact(artifact)
+    assert assay_command("trust", "remove", str(artifact)).code == 2
+    assay_command(*command, "--trust")
+    assert len(entries()) == 1
+
+
+def test_only_files_that_run_count_as_code_including_the_rubrics_check() -> None:
+    files = {"agent.py": "1", "words.json": "2", "helper.py": "3"}
+    source = {"files": files, "names": {"theirs.py:QA": "agent.py:QA"}}
+    manifest = {"source": source, "rubric_files": {"rubric.yaml": "4", "code/0/checks.py": "5"}}
+    assert code_of(manifest) == ["source/agent.py", "source/helper.py"]
+    assert code_of(manifest, RUBRIC) == ["rubric/code/0/checks.py"]
+    hidden = {"source": {"files": {"agent.txt": "1"}, "names": {"theirs.py:QA": "agent.txt:QA"}}}
+    assert code_of(hidden) == ["source/agent.txt"]  # a file that a name is loaded from runs, whatever its suffix
+
+
+def test_an_unreadable_list_trusts_nothing(own_folder: Path, trust_list: Path) -> None:
+    artifact, _ = with_source(own_folder / "a")
+    trust_list.write_text('not JSON\n["sha256"]\n')
+    with pytest.raises(UntrustedArtifact):
+        load_artifact(artifact)
+
+
+def test_links_pipes_and_paths_out_of_an_artifact_are_refused(own_folder: Path) -> None:
+    Path("secret").write_text("s")
+    linked = shipped(own_folder / "linked")
+    (linked / "notes.txt").symlink_to(own_folder / "secret")
+    with pytest.raises(ArtifactError, match=r"notes\.txt is a link"):
+        load_artifact(linked)
+    piped = shipped(own_folder / "piped")
+    (piped / "program.json").unlink()
+    os.mkfifo(piped / "program.json")
+    with pytest.raises(ArtifactError, match=r"program\.json is a link or a device"):
+        load_artifact(piped)
+    sha = hashlib.sha256(b"s").hexdigest()
+    leading = shipped(own_folder / "leading", source={"names": {}, "files": {"../../secret": sha}})
+    with pytest.raises(ArtifactError, match="is outside of the artifact"):
+        load_artifact(leading)
+
+
+def test_a_manifest_has_a_limit_on_size_and_depth(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = shipped(own_folder / "deep")
+    (deep / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(ArtifactError, match="cannot read"):
+        load_artifact(deep)
+    big = shipped(own_folder / "big")
+    os.truncate(big / "manifest.json", 300 * 2**20)  # a sparse file
+    with pytest.raises(ArtifactError, match="300 MiB"):
+        load_artifact(big)
+    many = shipped(own_folder / "many")
+    monkeypatch.setattr("assay.sources.artifact_files.MAX_FILES", 3)
+    with pytest.raises(ArtifactError, match="more than 3 files"):
+        load_artifact(many)
+
+
+# -- artifacts of another format
+
+
+TASKS = ("--rubric", "math_qa", "--data", "arithmetic:size=40", "--model", "openai/none", "--store", "s.db")
+COMMANDS = [
+    ("run", "a", "question=1+1"),
+    ("evaluate", "a", *TASKS),
+    ("compile", "a", *TASKS),
+    ("tune", "a", *TASKS),
+    ("collect", "a", *TASKS),
+    ("compare", "a", "math_qa", *TASKS),
+    ("registry", "register", "agent", "a", "--store", "s.db"),
+    ("trust", "add", "a"),
+    ("judge", "card", "a"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("program.json", lambda text: text.replace("calculator", "oracle")),
+        ("manifest.json", lambda text: text.replace("scripted/model", "another/model")),
+        ("manifest.json", lambda text: text[:1]),
+        ("program.json", lambda text: None),
+    ],
+    ids=["program changed", "manifest changed", "manifest garbled", "program missing"],
+)
+def test_a_changed_or_incomplete_artifact_is_refused(own_folder: Path, file: str, change: Any) -> None:
+    place = shipped(own_folder / "a") / file
+    text = place.read_text()
+    assert change(text) != text
+    if (changed := change(text)) is None:
+        place.unlink()
+    else:
+        place.write_text(changed)
+    with pytest.raises(ArtifactError):
+        assay.load(own_folder / "a")
+
+
+def test_an_artifact_of_another_format_is_not_loaded(own_folder: Path) -> None:
+    artifact = shipped(own_folder / "a")
+    for found in (FORMAT - 1, 0, -1, True, FORMAT + 1):
+        forged(artifact, format=found)
+        for load in (load_artifact, assay.load, load_judge, lambda path: assay.load(path, trust=True)):
+            with pytest.raises(ArtifactError, match=r"(?i)compile again"):
+                load(artifact)
+
+
+def test_code_of_an_artifact_of_another_format_does_not_run(own_folder: Path) -> None:
+    artifact, mark = with_source(own_folder / "a", format=FORMAT - 1)
+    with pytest.raises(ArtifactError, match=r"(?i)compile again"):
+        assay.load(artifact, trust=True)
+    with pytest.raises(ArtifactError, match=r"(?i)compile again"), trusting(True):
+        load_source(next((artifact / "source").glob("*.py")))
+    assert not mark.exists()
+
+
+def test_each_command_refuses_an_artifact_of_another_format(own_folder: Path) -> None:
+    (shipped(own_folder / "a", format=FORMAT - 1) / "card.json").write_text("{}")
+    for command in COMMANDS:
+        done = assay_command(*command)
+        assert (done.code, "compile again" in done.stderr.lower()) == (1, True), (command, done.stderr)

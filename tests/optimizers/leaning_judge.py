@@ -1,40 +1,48 @@
-"""A biased model, labels that disagree with it, and a judge compiled from them."""
+"""A biased model, labels that disagree with it, and judges compiled from them."""
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import assay
 from assay.testing import scripted_lm
 
-SCALE = "negative,neutral,positive"
+SCALE = ["negative", "neutral", "positive"]
 WORDS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
+MOODS = {"text": "Which mood?", "scale": SCALE}
+SIZES = {"train": 36, "val": 30, "gate": 30, "test": 30}
+FEW = {"train": 18, "val": 20, "gate": 20, "test": 20}
 
 
-def labels_file(path: Path, *, count: int = 300, raters: int = 3, noise: float = 0.1) -> str:
+def labels_file(
+    path: Path, *, count: int = 300, raters: int = 3, noise: float = 0.1, text: Callable[[int], str] | None = None
+) -> str:
     """Items whose text names its class, rated by raters with occasional errors."""
-    rng, scale = random.Random(0), SCALE.split(",")
-    with path.open("w") as file:
-        for number in range(count):
-            truth = scale[number % 3]
-            for rater in range(raters):
-                text = rng.choice(scale) if rng.random() < noise else truth
-                row = {
-                    "item_id": str(number),
-                    "output": f"{WORDS[truth]} thing {number}",
-                    "rater": f"r{rater}",
-                    "label": text,
-                    "rationale": f"it says {WORDS[truth]}",
-                }
-                file.write(json.dumps(row) + "\n")
+    rng, rows = random.Random(0), []
+    for number in range(count):
+        truth = SCALE[number % 3]
+        output = text(number) if text else f"{WORDS[truth]} thing {number}"
+        for rater in range(raters):
+            label = rng.choice(SCALE) if rng.random() < noise else truth
+            item = {"item_id": str(number), "output": output, "rater": f"r{rater}", "label": label}
+            rows.append({**item, "rationale": f"it says {WORDS[truth]}"})
+    return write_rows(path, rows)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def leaning(request: Any) -> Any:
-    """A model that almost always says positive; only its probabilities distinguish the classes."""
+def truth_of(request: Any) -> str:
     text = request.messages[-1].text or ""
-    truth = next((label for label, word in WORDS.items() if word in text), "neutral")
+    return next((label for label, word in WORDS.items() if word in text), "neutral")
+
+
+def leaning(request: Any, lean: float = 0.4) -> Any:
+    """A model that prefers positive by `lean`: almost always says it, and only its probabilities tell the classes."""
     if not request.config.logprobs:
         return json.dumps(
             {
@@ -45,27 +53,18 @@ def leaning(request: Any) -> Any:
                 "natural_language_rules": "rule",
             }
         )
-    odds = {"negative": 0.05, "neutral": 0.1, "positive": 0.5}
-    odds[truth] += 0.2
-    return {
-        (
-            chr(ord("A") + SCALE.split(",").index(k))
-            if "one letter" in (request.system or str(request.messages[0].text))
-            else k
-        ): v
-        for k, v in odds.items()
-    }
+    odds = {"negative": 0.05, "neutral": 0.1, "positive": 0.1 + lean}
+    odds[truth_of(request)] += 0.2
+    letters = "one letter" in (request.system or str(request.messages[0].text))
+    return dict(zip("ABC", odds.values(), strict=True)) if letters else odds
 
 
-def compiled(tmp_path: Path, script: Any = leaning, *, logprobs: bool = True, **options: Any) -> Any:
-    labels = options.pop("labels", None) or labels_file(tmp_path / "labels.jsonl")
-    options = {
-        "scale": SCALE.split(","),
-        "sizes": {"train": 36, "val": 30, "gate": 30, "test": 30},
-        "store": tmp_path / ".assay" / "a.db",
-        **options,
-    }
-    judge = options.pop("judge", "What is the mood of the text?")
-    if not isinstance(judge, str):
-        options.pop("scale")
+QUESTION = "What is the mood of the text?"
+
+
+def compiled(folder: Path, script: Any = leaning, *, judge: Any = QUESTION, logprobs: bool = True, **more: Any) -> Any:
+    labels = more.pop("labels", None) or labels_file(folder / "labels.jsonl")
+    options = {"sizes": SIZES, "store": folder / ".assay" / "a.db", **more}
+    if judge == QUESTION:
+        options = {"scale": SCALE, **options}
     return assay.compile_judge(judge, labels=labels, lm=scripted_lm(script, logprobs=logprobs), **options)

@@ -17,6 +17,7 @@ from assay.programs.foreign.remote import TaskServer, work
 from assay.programs.foreign.runners import runner_of
 from assay.reports.training_log import read_training_log
 from assay.traces import Store
+from rigs.progress import Lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "any_agent"
 DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
@@ -62,6 +63,11 @@ def rubric() -> assay.Rubric:
     return assay.Rubric("letters", [assay.Criterion(name="letters", check=letters)])
 
 
+def training_of(agent: Any, model: str | Path, **options: Any) -> Any:
+    job = {"rubric": rubric(), "data": DATA, "name": "mine", "model": str(model), **SMALL, **options}
+    return train(agent=agent, **job)
+
+
 def _records(phase: str) -> list[Any]:
     with Store(Path(".assay") / "assay.db") as store:
         return [store.rollout(row.id) for row in store.rollouts(limit=None) if row.phase == phase]
@@ -71,7 +77,7 @@ def _records(phase: str) -> list[Any]:
 @pytest.mark.slow
 def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_calls(embedded: str) -> None:
     Path("agent.py").write_text(AGENT)
-    report = train(agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
+    report = training_of("agent.py:solve", embedded)
     assert report.name == f"{embedded}+mine"
     assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)  # two calls per rollout
     assert report.row_stats.left_out == {}
@@ -92,9 +98,7 @@ def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_ca
 @pytest.mark.slow
 def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_model: Path) -> None:
     Path("agent.py").write_text(AGENT)
-    report = train(
-        agent=f"{sys.executable} agent.py", rubric=rubric(), data=DATA, name="mine", model=str(tiny_model), **SMALL
-    )
+    report = training_of(f"{sys.executable} agent.py", tiny_model)
     assert report.row_stats.left_out == {}
     assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
     assert {call.model for rollout in _records("train") for call in rollout.transitions} == {str(tiny_model)}
@@ -104,18 +108,6 @@ def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_mo
     assert log.curves == report.curves
     assert {rollout_id for rollout_id, _ in log.samples.values()} <= {rollout.id for rollout in _records("train")}
     assert len(log.samples) == len(report.row_stats.samples)
-
-
-@pytest.mark.tutorial
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo", "reinforce++"])
-def test_the_other_algorithms_train_an_agent_too(tiny_model: Path, algorithm: str) -> None:
-    Path("agent.py").write_text(AGENT)
-    options = {**SMALL, "sizes": {"test": 1, "val": 1}, "algorithm": algorithm}
-    report = train(agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=str(tiny_model), **options)
-    assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)
-    assert report.row_stats.left_out == {}
-    assert {rollout.program for rollout in _records("train")} == {"agent.py:solve"}
 
 
 @pytest.mark.tutorial
@@ -132,10 +124,7 @@ def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: P
         daemon=True,
     )
     runner.start()
-    report = train(
-        agent="remote", agent_key="key-of-the-runners", agent_listen=f"127.0.0.1:{port}", rubric=rubric(), data=DATA,
-        name="mine", model=str(tiny_model), **SMALL,
-    )  # fmt: skip
+    report = training_of("remote", tiny_model, agent_key="key-of-the-runners", agent_listen=f"127.0.0.1:{port}")
     runner.join(60)
     assert report.row_stats.left_out == {}
     assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
@@ -154,8 +143,8 @@ def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str)
     if agent.startswith("node") and shutil.which("node") is None:
         pytest.skip("node is not installed")
     agent = agent.format(python=sys.executable, folder=EXAMPLES)
-    options = {**SMALL, "prompts_per_step": 1, "sizes": {"test": 1, "val": 1}, "max_length": 4096, "beta": 0}
-    report = train(agent=agent, rubric=EXAMPLES / "sums.yaml", data=DATA, name="mine", model=str(tiny_model), **options)
+    small = {"prompts_per_step": 1, "sizes": {"test": 1, "val": 1}, "max_length": 4096, "beta": 0}
+    report = training_of(agent, tiny_model, rubric=EXAMPLES / "sums.yaml", **small)
     assert report.row_stats.rollouts == 2
     for rollout in _records("train"):
         assert rollout.status == "done", rollout.error
@@ -163,76 +152,53 @@ def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str)
         assert all(call.token_ids for call in rollout.transitions)
 
 
-def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_loaded(model_name: str) -> None:
-    messages: list[str] = []
-
-    class Progress(assay.evaluation.SilentProgress):  # type: ignore[misc]
-        def say(self, text: str) -> None:
-            messages.append(text)
-
-    with pytest.raises(ConfigError, match="without calling the model at its base URL"):
-        train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name, progress=Progress(),
-            **SMALL,
-        )  # fmt: skip
-    assert not [text for text in messages if text.startswith("loading")]
+def python(code: str) -> str:
+    return f'{sys.executable} -S -c "{code}"'
 
 
-def test_a_command_that_fails_is_shown_by_its_last_words(model_name: str) -> None:
-    agent = f"{sys.executable} -S -c \"raise SystemExit('no config file')\""
-    with pytest.raises(ProgramFailed) as raised:
-        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=model_name, **SMALL)
-    assert "it said: 'no config file'. Correct the agent." in str(raised.value)
+FAILING: list[tuple[Any, type[Exception], str]] = [
+    (lambda task: "5", ConfigError, "without calling the model at its base URL"),
+    (python("raise SystemExit('no config file')"), ProgramFailed, "it said: 'no config file'. Correct the agent."),
+    (
+        python("import os; os.write(2, b'no memory'); os.kill(os.getpid(), 9)"),
+        ProgramFailed,
+        "was killed by SIGKILL; it said: 'no memory'. Correct the agent, or the machine",
+    ),
+]
+
+
+@pytest.mark.parametrize(("agent", "error", "text"), FAILING, ids=["silent", "fails", "killed"])
+def test_an_agent_that_cannot_be_trained_is_refused_before_weights_are_loaded(
+    model_name: str, agent: Any, error: type[Exception], text: str
+) -> None:
+    progress = Lines()
+    with pytest.raises(error) as raised:
+        training_of(agent, model_name, progress=progress)
+    assert text in str(raised.value)
     assert "Traceback" not in str(raised.value)
-
-
-def test_a_command_that_is_killed_at_the_preflight_is_shown_by_its_last_words(model_name: str) -> None:
-    code = "import os; os.write(2, b'no memory'); os.kill(os.getpid(), 9)"
-    with pytest.raises(ProgramFailed) as raised:
-        train(
-            agent=f'{sys.executable} -S -c "{code}"', rubric=rubric(), data=DATA, name="mine", model=model_name, **SMALL
-        )
-    assert "was killed by SIGKILL; it said: 'no memory'. Correct the agent, or the machine" in str(raised.value)
-    assert "Traceback" not in str(raised.value)
+    assert not [line for line in progress.lines if line.startswith("loading")]
 
 
 def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(model_name: str) -> None:
-    agent = f'{sys.executable} -S -c "import time; time.sleep(600)"'
     with pytest.raises(ProgramFailed, match=r"took longer than the limit of 0\.2 s"):
-        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=model_name, rollout_timeout_s=0.2, **SMALL)
+        training_of(python("import time; time.sleep(600)"), model_name, rollout_timeout_s=0.2)
 
 
-def test_settings_of_an_agent_are_refused_for_a_program(model_name: str) -> None:
-    with pytest.raises(ConfigError, match="agent_model: would have no effect: a program is trained"):
-        train("math_qa", rubric=rubric(), data=DATA, name="mine", model=model_name, agent_model="gpt-5", **SMALL)
-    with pytest.raises(ConfigError, match="agent_listen: would have no effect"):
-        train(
-            "math_qa", rubric=rubric(), data=DATA, name="mine", model=model_name, agent_listen="127.0.0.1:8330", **SMALL
-        )
-    with pytest.raises(ConfigError, match="prompt_format: would have no effect: an agent writes"):
-        train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name, prompt_format="lean",
-            **SMALL,
-        )  # fmt: skip
-    with pytest.raises(ConfigError, match="either a program or an agent"):
-        train("math_qa", agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=model_name, **SMALL)
-    with pytest.raises(ConfigError, match="reachable from other machines"):
-        train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name,
-            agent_listen="0.0.0.0:0", **SMALL,
-        )  # fmt: skip
-    with pytest.raises(ConfigError, match="must be HOST:PORT"):
-        train(
-            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=model_name, agent_listen="8000",
-            **SMALL,
-        )  # fmt: skip
-
-
-def test_the_command_line_takes_either_a_program_or_an_agent() -> None:
-    from rigs.command_line import assay_command
-
-    flags = ["--name", "mine", "--rubric", "math_qa", "--data", DATA]
-    neither = assay_command("train", "grpo", *flags)
-    both = assay_command("train", "grpo", "math_qa", "--agent", "agent.py:solve", *flags)
-    assert neither.code == both.code == 2
-    assert all("give either a PROGRAM or an --agent to train" in done.stderr for done in (neither, both))
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        ("math_qa", {"agent_model": "gpt-5"}, "agent_model: would have no effect: a program is trained"),
+        ("math_qa", {"agent_listen": "127.0.0.1:8330"}, "agent_listen: would have no effect"),
+        ("math_qa", {"agent": "agent.py:solve"}, "either a program or an agent"),
+        (None, {"prompt_format": "lean"}, "prompt_format: would have no effect: an agent writes"),
+        (None, {"agent_listen": "0.0.0.0:0"}, "reachable from other machines"),
+        (None, {"agent_listen": "8000"}, "must be HOST:PORT"),
+    ],
+)
+def test_settings_of_an_agent_are_refused_for_a_program_and_wrong_addresses_named(
+    model_name: str, program: str | None, options: dict[str, Any], message: str
+) -> None:
+    agent = {} if program else {"agent": lambda task: "5"}
+    job = {"rubric": rubric(), "data": DATA, "name": "mine", "model": model_name, **SMALL}
+    with pytest.raises(ConfigError, match=message):
+        train(program, **{**job, **agent, **options})

@@ -51,13 +51,12 @@ def ensemble() -> EnsembleProgram:
 @pytest.mark.parametrize(
     ("champion", "optimizer"),
     [
-        (lambda: nearest(Labels()), "auto"),
         (lambda: nearest(Labels()), "labeled"),
         (ensemble, "auto"),
         (ensemble, "labeled"),
         (lambda: nearest(ensemble(), "members[0].predict"), "auto"),
     ],
-    ids=["nearest-auto", "nearest-labeled", "ensemble-auto", "ensemble-labeled", "both-auto"],
+    ids=["nearest-labeled", "ensemble-auto", "ensemble-labeled", "both-auto"],
 )
 def test_demonstrations_of_a_winner_can_be_replaced(own_folder: Path, champion: Any, optimizer: str) -> None:
     rows = [

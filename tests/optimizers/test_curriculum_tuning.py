@@ -87,22 +87,6 @@ def test_a_limit_in_trials_moves_on_without_promotion() -> None:
 
 
 @pytest.mark.slow
-def test_a_stage_whose_limit_is_not_reached_when_the_trials_are_used_up_is_the_last() -> None:
-    Path("cur.yaml").write_text(Path("cur.yaml").read_text().replace("stages:", "max_share: 0.67\nstages:"))
-    data = tune(3, trials=3).to_dict()  # 2 trials of level 1, then the last one of level 2
-    assert [row["status"] for row in data["curriculum"]["stages"]] == ["not passed", "not passed", "not reached"]
-
-
-@pytest.mark.slow
-def test_stages_need_no_train_tasks() -> None:
-    rows = [line for line in Path("d.jsonl").read_text().splitlines() if '"train"' not in line]
-    Path("d.jsonl").write_text("\n".join(rows))
-    data = tune(1, 3, trials=2).to_dict()
-    assert [row["train"] for row in data["curriculum"]["stages"]] == [0, 0, 0]
-    assert data["curriculum"]["stages"][0]["status"] == "passed"
-
-
-@pytest.mark.slow
 def test_a_resumed_search_ends_with_the_same_result() -> None:
     sizes = {"gate": 2, "test": 2}
     whole = tune(1, 2, sizes=sizes).to_dict()

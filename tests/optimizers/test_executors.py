@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,12 @@ import assay
 from assay.commands.compile import Compile
 from assay.errors import ConfigError, FailureKind, ModelError
 from assay.evaluation import SilentProgress, evaluate
-from assay.evaluation.executors import Outbox
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
 from assay.runs.arguments import program_settings
 from assay.runs.jobs import open_job
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Store, Transition, Verdict
+from assay.traces import Store, Verdict
 
 ray = pytest.importorskip("ray")
 
@@ -41,6 +41,16 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
+def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_echoes(folder: Path) -> None:
+    """Four tasks whose answer is the question, and a rubric."""
+    write_rows(folder, [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)])
+    (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+
+
 @pytest.fixture
 def local_settings(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "r.yaml").write_text(RUBRIC)
@@ -48,13 +58,9 @@ def local_settings(tmp_path: Path) -> dict[str, Any]:
         "def short(task, prediction, rollout):\n    return len(prediction['answer']) < 3\n"
     )
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(40)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {
-        "rubric": str(tmp_path / "r.yaml"),
-        "data": str(tmp_path / "d.jsonl"),
-        "store": tmp_path / "t.db",
-        "parameters": {"temperature": 0.1},
-    }
+    write_rows(tmp_path, rows)
+    files = {"rubric": str(tmp_path / "r.yaml"), "data": str(tmp_path / "d.jsonl")}
+    return {**files, "store": tmp_path / "t.db", "parameters": {"temperature": 0.1}}
 
 
 @pytest.mark.slow
@@ -85,22 +91,10 @@ def test_ray_results_equal_thread_results(
 def test_lost_host_is_tolerated(
     server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, tmp_path: Path
 ) -> None:
-    config = program_settings(
-        Compile,
-        mine,
-        local_settings["rubric"],
-        local_settings["data"],
-        None,
-        {"executor": "ray", "sizes": {"val": 4}, "prompt_format": "chat", **server},
-    )
-    with open_job(
-        config,
-        program=mine,
-        rubric=local_settings["rubric"],
-        progress=SilentProgress(),
-        store=local_settings["store"],
-        need=("val",),
-    ) as job:
+    rubric, data, store = (local_settings[name] for name in ("rubric", "data", "store"))
+    settings = {"executor": "ray", "sizes": {"val": 4}, "prompt_format": "chat", **server}
+    config = program_settings(Compile, mine, rubric, data, None, settings)
+    with open_job(config, program=mine, rubric=rubric, progress=SilentProgress(), store=store, need=("val",)) as job:
         executor: Any = job.session.executor
         assert len(executor.hosts) == 2
         ray.kill(executor.hosts[0])
@@ -122,31 +116,14 @@ def test_caps_apply_on_a_cluster(server: dict[str, str], cluster: Any, local_set
 def test_samples_of_a_task_are_averaged(
     server: dict[str, str], local_settings: dict[str, Any], mine: str, tmp_path: Path
 ) -> None:
-    report = assay.evaluate(
-        mine,
-        split="val",
-        samples=3,
-        prompt_format="chat",
-        sizes={"val": 3},
-        preflight=False,
-        **local_settings,
-        **server,
-    )
+    job = {"split": "val", "prompt_format": "chat", "sizes": {"val": 3}, "preflight": False}
+    report = assay.evaluate(mine, samples=3, **job, **local_settings, **server)
     result = report.to_dict()["result"]
     assert (result["n"], result["metrics"]["coherence"]) == (3, 1.0)  # this server answers a prompt always alike
     assert result["calls_per_task"] == 1
     with Store(local_settings["store"]) as store:
-        assert sorted(rollout.sample for rollout in store.rollouts() if rollout.source == "program") == [
-            0,
-            0,
-            0,
-            1,
-            1,
-            1,
-            2,
-            2,
-            2,
-        ]
+        samples = Counter(rollout.sample for rollout in store.rollouts() if rollout.source == "program")
+    assert samples == {0: 3, 1: 3, 2: 3}
     with pytest.raises(ConfigError, match="samples: must be greater than or equal to 1, not 0"):
         assay.evaluate(mine, samples=0, **local_settings, **server)
 
@@ -167,21 +144,6 @@ def test_mean_result_matches_hand_calculation() -> None:
 def test_unpicklable_programs_are_refused(local_settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **local_settings)
-    with pytest.raises(ConfigError, match="executor: must be one of threads, ray, not 'mpi'"):
-        assay.evaluate("math_qa", model="openai/m", executor="mpi", **local_settings)
-
-
-def test_outbox_keeps_the_latest_of_each_record_and_is_emptied() -> None:
-    box, rollout, running = Outbox(), Rollout(task_id="1", status="done"), Rollout(task_id="2")
-    box.put_rollout(running)
-    for output in ("first", "last"):
-        box.put_rollout(rollout)
-        box.put_transition(rollout.id, Transition(t=0, model="m", request={}, output=output))
-    rollouts, transitions = box.emptied()
-    assert (rollouts, [t.output for _, t in transitions]) == ([rollout], ["last"])
-    assert box.emptied() == ([], [])
-    running.status = "done"
-    assert box.emptied() == ([running], [])
 
 
 @pytest.mark.chaos
@@ -198,9 +160,7 @@ def test_cluster_runs_have_the_time_limit_and_cannot_exit_the_host(
         "            except TimeoutError:\n                pass\n"
         "        return dspy.Prediction(answer=question)\n"
     )
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    rows = [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_echoes(tmp_path)
     report = assay.evaluate(
         str(tmp_path / "odd.py:Odd"), rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"),
         store=tmp_path / "t.db", executor="ray",
@@ -231,9 +191,6 @@ def marked(function):
         return function(question)
     return called
 
-def ok(question):
-    return said(question, True)
-
 @marked
 def decorated(question):
     return {"answer": said(question, True)}
@@ -241,14 +198,12 @@ def decorated(question):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ok", "decorated", "Doubter"])
+@pytest.mark.parametrize("name", ["decorated", "Doubter"])
 def test_file_function_or_agent_runs_on_a_cluster_with_its_neighbours(
     server: dict[str, str], cluster: Any, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    rows = [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_echoes(tmp_path)
     report = assay.evaluate(
         f"{tmp_path / 'plain.py'}:{name}", rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"),
         store=tmp_path / "t.db", executor="ray",

@@ -7,41 +7,26 @@ from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 from dspy import lm15
+from own_programs import Sums
 
 import assay
-from assay.cli.main import group
 from assay.commands.serve import serve
 from assay.datasets import load_splits
 from assay.datasets.memory import data_spec
 from assay.deployment.registry import Registry
 from assay.errors import ModelError
-from assay.evaluation.progress import SilentProgress
 from assay.models import with_recording
 from assay.reports.compiled import compile_page
 from assay.reports.markdown import gain_claim
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Store
+from rigs.command_line import assay_command
+from rigs.progress import Lines
 
 RUBRIC = "name: r\ncriteria:\n  - name: right\n    check: exact\n"
 SIZES = {"train": 12, "val": 12, "gate": 8, "test": 8}
 ROWS = [dspy.Example(question=f"What is {i} + 1?", answer=str(i + 1)).with_inputs("question") for i in range(120)]
-
-
-class Sums(dspy.Module):
-    """A program with an attribute, a method, and a constructor with an argument."""
-
-    def __init__(self, hint: str = "none") -> None:
-        super().__init__()
-        self.hint = hint
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question: str) -> Any:
-        return self.answer(question=question)
-
-    def shout(self) -> str:
-        return self.hint.upper()
 
 
 def taught(right_from: int) -> Any:
@@ -72,8 +57,24 @@ def demos_of(program: dspy.Module) -> int:
     return sum(len(predictor.demos) for predictor in program.predictors())
 
 
-def test_after_a_refused_gate_program_and_artifact_are_the_baseline_and_the_test_stays_sealed(tmp_path: Path) -> None:
-    report = compiled(tmp_path, 10)  # nearly always right without demonstrations: too few gate tasks to prove a gain
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A compile of a program that is nearly always right: too few gate tasks to prove a gain. With its folder."""
+    folder = tmp_path_factory.mktemp("refused")
+    engine = ScriptedEngine(taught(10), price_usd=0.0)
+    lm = with_recording(dspy.LM("openai/none", engine=engine, cache=False, num_retries=0))
+    return folder, compiled(folder, 10, lm=lm)
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return compiled(tmp_path_factory.mktemp("proven"), 1000)
+
+
+def test_after_a_refused_gate_program_and_artifact_are_the_baseline_and_the_test_stays_sealed(
+    refused: tuple[Path, Any],
+) -> None:
+    folder, report = refused
     data = report.to_dict()
     assert (data["winner"], data["replaces"]) == ("labeled", False)
     assert demos_of(report.program) == 0
@@ -81,26 +82,68 @@ def test_after_a_refused_gate_program_and_artifact_are_the_baseline_and_the_test
     assert data["test"] == {"baseline": None, "compiled": None, "gain": None}
     assert data["test_openings"] is None
     assert "not opened" in (report.artifact / "report.md").read_text()
-    with Store(tmp_path / "a.db") as store:
-        assert "not opened" in compile_page(store, report.run_id, data, tmp_path).decisions[-1].text
+    with Store(folder / "a.db") as store:
+        assert "not opened" in compile_page(store, report.run_id, data, folder).decisions[-1].text
     unproven = Path(data["unproven"])
     assert demos_of(assay.load(unproven)) > 0
     assert json.loads((unproven / "manifest.json").read_text())["unproven"] is True
     assert "unproven" not in json.loads((report.artifact / "manifest.json").read_text())
 
 
-def test_a_proven_program_is_the_result_and_is_tested(tmp_path: Path) -> None:
-    report = compiled(tmp_path, 1000)
+def test_commands_say_that_an_artifact_is_unproven(refused: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, report = refused
     data = report.to_dict()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("assay.commands.deploy.EXPECTED_RUNS", 2)
+
+    def said(*arguments: str) -> bool:
+        return "unproven" in assay_command(*arguments, "--store", "a.db").stderr
+
+    assert not said("registry", "register", "sums", data["artifact"])
+    assert not said("registry", "show", "sums")
+    assert said("registry", "register", "sums", data["unproven"])
+    assert said("registry", "list")
+    assert said("registry", "show", "sums@2")
+    assert said("deploy", "start", "sums@2", "--dry-run")
+    assert said("registry", "alias", "sums@2", "champion")
+    progress = Lines()
+    serve(agent=("sums",), store="a.db", port=0, on_start=lambda serving: serving.stop(), progress=progress)
+    assert "unproven" in progress.text
+
+
+def test_a_proven_program_is_the_result_and_is_tested(proven: Any) -> None:
+    data = proven.to_dict()
     assert data["replaces"]
     assert data["unproven"] is None
-    assert demos_of(report.program) > 0
-    assert "opened 1 time in this store" in (report.artifact / "report.md").read_text()
+    assert demos_of(proven.program) > 0
+    assert "opened 1 time in this store" in (proven.artifact / "report.md").read_text()
     for side in ("baseline", "compiled"):
         assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
         assert data["test"][side]["n"] == 8
     assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
     assert data["test"]["gain"]["mean"] == 1.0
+
+
+def test_the_result_is_an_instance_of_the_users_class(proven: Any, tmp_path: Path) -> None:
+    best = proven.program
+    assert (type(best), best.hint, best.shout()) == (Sums, "two", "TWO")
+    assert dspy.settings.lm is None
+    assert best(question="What is 3 + 1?").answer == "4"  # with the model that it was compiled with
+    assert asyncio.run(best.acall(question="What is 3 + 1?")).answer == "4"
+    best.save(tmp_path / "best.json")
+    loaded = Sums()
+    loaded.load(tmp_path / "best.json")
+    assert [demo["question"] for demo in loaded.answer.demos] == [demo["question"] for demo in best.answer.demos]
+    best.save(tmp_path / "whole", save_program=True)
+    whole = dspy.load(tmp_path / "whole", allow_pickle=True)
+    assert (type(whole).__name__, len(whole.answer.demos)) == ("Sums", len(best.answer.demos))
+    other = dspy.utils.DummyLM([{"answer": "other"}])
+    with dspy.context(lm=other):
+        assert best.deepcopy()(question="?").answer == "other"
+    again = compiled(tmp_path, 1000, program=best, out=tmp_path / "again")
+    assert type(again.program) is Sums
+    best.answer.demos = []
+    assert demos_of(proven.program) > 0, "what a user changes on the result stays out of the report"
 
 
 @pytest.mark.parametrize("registered", [False, True])
@@ -138,9 +181,7 @@ def test_a_caller_that_decides_itself_gets_the_winner_on_val(tmp_path: Path) -> 
     assert (report.to_dict()["unproven"], demos_of(report.program) > 0) == (None, True)
 
 
-def test_a_tuned_program_that_is_unproven_is_beside_an_artifact_with_the_default(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tuned_program_that_is_unproven_is_beside_an_artifact_with_the_default(tmp_path: Path) -> None:
     def hot(request: Any) -> str:
         temperature = request.config.temperature or 0.0
         number = int((request.messages[-1].text or "").split("What is ")[-1].split(" ")[0])
@@ -158,59 +199,7 @@ def test_a_tuned_program_that_is_unproven_is_beside_an_artifact_with_the_default
         for name in ("artifact", "unproven")
     }
     assert temperature["unproven"] == data["best"]["temperature"] != temperature["artifact"]
-    print(*report.lines(), sep="\n")
-    assert "not opened" in capsys.readouterr().out
-
-
-class Lines(SilentProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-def test_commands_say_that_an_artifact_is_unproven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ScriptedEngine(taught(10), price_usd=0.0)
-    lm = with_recording(dspy.LM("openai/none", engine=engine, cache=False, num_retries=0))
-    data = compiled(tmp_path, 10, lm=lm).to_dict()
-    monkeypatch.chdir(tmp_path)
-
-    def said(*arguments: str) -> bool:
-        result = CliRunner().invoke(group, [*arguments, "--store", "a.db"], catch_exceptions=False)
-        return "unproven" in result.stderr
-
-    assert not said("registry", "register", "sums", data["artifact"])
-    assert not said("registry", "show", "sums")
-    assert said("registry", "register", "sums", data["unproven"])
-    assert said("registry", "list")
-    assert said("registry", "show", "sums@2")
-    assert said("deploy", "start", "sums@2", "--dry-run")
-    assert said("registry", "alias", "sums@2", "champion")
-    progress = Lines()
-    serve(agent=("sums",), store="a.db", port=0, on_start=lambda serving: serving.stop(), progress=progress)
-    assert any("unproven" in line for line in progress.lines)
-
-
-def test_a_failed_optimizer_ends_the_command_with_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "failing.py").write_text(
-        "class Failing:\n    def compile(self, student, trainset):\n        raise KeyError('lost')\n"
-    )
-    (tmp_path / "agent.py").write_text(
-        "import dspy\n"
-        "class QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.answer = dspy.Predict('question -> answer')\n"
-        "    def forward(self, question):\n        return dspy.Prediction(answer='1')\n"
-    )
-    (tmp_path / "r.yaml").write_text(RUBRIC)
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(dict(row)) for row in ROWS))
-    command = ["compile", "agent.py", "--rubric", "r.yaml", "--data", "rows.jsonl", "--model", "openai/none",
-               "--api-base", "http://127.0.0.1:9", "--optimizer", "failing:Failing", "--json"]  # fmt: skip
-    result = CliRunner().invoke(group, command, catch_exceptions=False)
-    assert json.loads(result.stdout)["failed"].startswith("failing:Failing failed: KeyError")
-    assert result.exit_code == 1
+    assert "not opened" in "\n".join(map(str, report.lines()))
 
 
 def test_a_test_that_was_opened_before_supports_no_proof() -> None:
@@ -218,70 +207,3 @@ def test_a_test_that_was_opened_before_supports_no_proof() -> None:
     assert gain_claim(0.1, 0.2) == gain_claim(0.1, 0.2, once) != gain_claim(0.1, 0.2, again)
     assert gain_claim(-0.1, 0.2, again) == gain_claim(-0.1, 0.2, once)
     assert "no proof" in gain_claim(0.1, 0.2, again)
-
-
-LOOP = "we add one more and " * 60
-
-
-class LoopingProposals:
-    """An engine whose proposals are cut at their limit in a loop, and whose answers to tasks are right."""
-
-    supported_params = frozenset({"temperature", "max_tokens"})
-    price_usd = 0.0
-
-    def complete(self, request: Any) -> Any:
-        text = request.messages[-1].text or ""
-        proposes = "What is" not in text.rpartition("[[ ## question ## ]]")[2]
-        looping = lm15.Message.assistant([lm15.TextPart(LOOP)])
-        number = text.split("What is ")[-1].split(" ")[0]
-        answer = f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
-        return lm15.Response(
-            id=None, model=request.model,
-            message=looping if proposes else lm15.Message.assistant([lm15.TextPart(answer)]),
-            finish_reason="length" if proposes else "stop", usage=lm15.Usage(input_tokens=7, output_tokens=300),
-        )  # fmt: skip
-
-
-class Asking:
-    """An optimizer that asks the model for an instruction and uses what it gets."""
-
-    seen: list[str] = []
-
-    def compile(self, student: Any, trainset: Any) -> Any:
-        self.seen += dspy.settings.lm("Propose an instruction.")
-        return student
-
-
-def test_a_looping_proposal_is_a_text_and_does_not_end_its_optimizer(tmp_path: Path) -> None:
-    lm = with_recording(dspy.LM("scripted/model", engine=LoopingProposals(), cache=False, num_retries=0))
-    Asking.seen.clear()
-    report = compiled(tmp_path, 0, lm=lm, optimizer=f"{__name__}:Asking")
-    assert report.to_dict()["failed"] is None
-    assert Asking.seen == [LOOP]
-
-
-def test_the_result_is_an_instance_of_the_users_class(tmp_path: Path) -> None:
-    report = compiled(tmp_path, 1000)
-    best = report.program
-    assert (type(best), best.hint, best.shout()) == (Sums, "two", "TWO")
-    assert dspy.settings.lm is None
-    assert best(question="What is 3 + 1?").answer == "4"  # with the model that it was compiled with
-    assert asyncio.run(best.acall(question="What is 3 + 1?")).answer == "4"
-    best.save(tmp_path / "best.json")
-    loaded = Sums()
-    loaded.load(tmp_path / "best.json")
-    assert [demo["question"] for demo in loaded.answer.demos] == [demo["question"] for demo in best.answer.demos]
-    best.save(tmp_path / "whole", save_program=True)
-    whole = dspy.load(tmp_path / "whole", allow_pickle=True)
-    assert (type(whole).__name__, len(whole.answer.demos)) == ("Sums", len(best.answer.demos))
-    other = dspy.utils.DummyLM([{"answer": "other"}])
-    with dspy.context(lm=other):
-        assert best.deepcopy()(question="?").answer == "other"
-    again = compiled(tmp_path, 1000, program=best, out=tmp_path / "again")
-    assert type(again.program) is Sums
-
-
-def test_what_a_user_changes_on_the_result_stays_out_of_the_report(tmp_path: Path) -> None:
-    report = compiled(tmp_path, 1000)
-    report.program.answer.demos = []
-    assert demos_of(report.program) > 0

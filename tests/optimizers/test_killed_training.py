@@ -21,36 +21,22 @@ def trained(folder: Path, model: Path, patch: pytest.MonkeyPatch, *, resume: boo
     Path("p.py").write_text(PROGRAM)
     Path("checks.py").write_text(SPREAD)
     Path("r.yaml").write_text("name: spread\ncriteria:\n- {name: spread, check: 'checks.py:spread'}\n")
-    settings: dict[str, Any] = {
-        "steps": 3,
-        "prompts_per_step": 2,
-        "num_generations": 2,
-        "lora_r": 2,
-        "max_length": 256,
-        "max_completion": 8,
-        "save_every": 1,
-    }
-    settings["rollout_timeout_s"] = 60.0 if resume else 120.0  # of the machine: it is the same training
+    steps = {"steps": 3, "prompts_per_step": 2, "num_generations": 2, "save_every": 1, "evaluate_every": 1}
+    sizes = {"lora_r": 2, "max_length": 256, "max_completion": 8, "eval_tasks": 2, "sizes": {"val": 2, "test": 2}}
+    machine = {"threads": 1, "rollout_timeout_s": 60.0 if resume else 120.0}  # it is the same training
     return train(
         "p.py:Sums", rubric="r.yaml", data="arithmetic:terms=2-2&digits=1-1&size=40", name="a", model=str(model),
-        prompt_format="lean", threads=1,
-        resume=resume, sizes={"val": 2, "test": 2}, evaluate_every=1, eval_tasks=2, test=False, **settings,
+        prompt_format="lean", resume=resume, test=False, **steps, **sizes, **machine,
     )  # fmt: skip
 
 
-def checkpoint_state(folder: Path) -> dict[str, Any]:
+def stored_rollouts(folder: Path) -> dict[str, Any]:
     with Store(folder / ".assay" / "assay.db") as store:
-        return {
-            r.id: (
-                r.run_id,
-                r.phase,
-                r.group_id,
-                r.status,
-                r.score,
-                [t.output for t in store.rollout(r.id).transitions],
-            )
-            for r in store.rollouts()
-        }
+        rollouts = [store.rollout(row.id) for row in store.rollouts()]
+    return {
+        r.id: (r.run_id, r.phase, r.group_id, r.status, r.score, [call.output for call in r.transitions])
+        for r in rollouts
+    }
 
 
 @pytest.mark.slow
@@ -75,12 +61,8 @@ def test_resumed_training_equals_an_uninterrupted_one(
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
         assert resumed.curves[name] == uninterrupted.curves[name], name
     assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts == 12
-    files = [
-        folder / ".assay" / "training" / "a" / "adapter" / "adapter_model.safetensors"
-        for folder in (tmp_path / "whole", tmp_path / "cut")
-    ]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert checkpoint_state(tmp_path / "cut") == checkpoint_state(tmp_path / "whole")
-    assert (
-        len(checkpoint_state(tmp_path / "cut")) == 12 + 4 * 2 * 2
-    )  # four evaluations of two tasks, greedy and sampled
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    weights = Path(".assay/training/a/adapter/adapter_model.safetensors")
+    assert (whole / weights).read_bytes() == (cut / weights).read_bytes()
+    assert stored_rollouts(cut) == stored_rollouts(whole)
+    assert len(stored_rollouts(cut)) == 12 + 4 * 2 * 2  # four evaluations of two tasks, greedy and sampled

@@ -1,22 +1,35 @@
-"""The policy gradient: credit, guards, settings."""
+"""The policy gradient: rows, credit, guards, settings."""
 
 import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from policy_rows import trajectory
 
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.policy_gradient import TrainingMonitor
-from assay.optimizers.finetuning.rows import Row, ValueMemory, add_hidden, assign_credit
+from assay.optimizers.finetuning.rows import (
+    Row,
+    Trajectory,
+    ValueMemory,
+    add_hidden,
+    assign_credit,
+    trained_tokens,
+    trajectory_of,
+)
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings
-from assay.reports.training_log import TrainingLog, read_training_log
+from assay.traces import Rollout, Transition
+
+
+def trajectory(name: str, group: str, *rewards: float) -> Trajectory:
+    features = [{"turn": float(turn), "tools": float(turn)} for turn in range(len(rewards))]
+    rows = [Row(turn=turn, prompt_ids=[1], completion_ids=[2], trained=[True]) for turn in range(len(rewards))]
+    return Trajectory(group=group, rollout=name, rewards=list(rewards), features=features, rows=rows)
+
 
 # -- credit
 
@@ -124,10 +137,7 @@ def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
     repeated = ValueMemory()
     repeated.load(json.loads(json.dumps(memory.to_json())))
     batch = [trajectory(f"x{n}", f"h{n // 2}", 0.1, 0.0, n % 2) for n in range(4)]
-    memorized, other = (
-        assign_credit(batch, config, memory).advantages,
-        assign_credit(batch, config, repeated).advantages,
-    )
+    memorized, other = (assign_credit(batch, config, values).advantages for values in (memory, repeated))
     assert memorized == other
     assert memorized["x1"][2] > 0 > memorized["x0"][2]
 
@@ -172,50 +182,34 @@ def test_inconsistent_settings_are_refused(settings: dict[str, Any], field: str)
     assert refused.value.field == field
 
 
-def test_each_loss_has_the_clip_of_its_paper() -> None:
-    assert [PolicySettings(loss=loss).clip for loss in ("dapo", "cispo")] == [(0.2, 0.28), (0.2, 5.0)]
-    assert PolicySettings(loss="cispo", epsilon_high=3.0).clip[1] == 3.0
+GROUPED = ("grpo", "rloo", "reinforce++-turn")
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++-turn"])
-@pytest.mark.parametrize(
-    "settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"]
-)
-def test_the_shorter_of_two_right_rollouts_has_the_higher_advantage(algorithm: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=str)
+def test_the_shorter_of_two_right_rollouts_has_the_higher_advantage(settings: dict[str, Any]) -> None:
     batch = [trajectory("short", "g", 0.0, 1.0), trajectory("long", "g", 0.0, 0.0, 0.0, 1.0)]
-    credit = assign_credit(batch, PolicySettings(algorithm=algorithm, **settings), ValueMemory())
-    assert credit.zero_variance == 0
-    assert sum(credit.advantages["short"]) > sum(credit.advantages["long"])
-    assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 3
+    for algorithm in GROUPED:
+        credit = assign_credit(batch, PolicySettings(algorithm=algorithm, **settings), ValueMemory())
+        assert credit.zero_variance == 0
+        assert sum(credit.advantages["short"]) > sum(credit.advantages["long"]), algorithm
+        assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 3
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++-turn"])
 @pytest.mark.parametrize(
-    "settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}]
+    "settings",
+    [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}],
+    ids=str,
 )
-def test_a_right_rollout_has_a_small_positive_advantage_for_any_returns(
-    algorithm: str, settings: dict[str, Any]
-) -> None:
-    config = PolicySettings(algorithm=algorithm, **settings)
-    credit = assign_credit(
-        [trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)], config, ValueMemory()
-    )
-    assert credit.zero_variance == 0
-    assert max(credit.advantages["right"]) > 0 > min(credit.advantages["wrong"])
-    assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 4
-    same = assign_credit([trajectory(name, "g", 0.0, 0.0, 1.0) for name in "ab"], config, ValueMemory())
-    assert (same.zero_variance, same.advantages) == (1, {})
-
-
-def test_rollouts_are_divided_without_splitting_them() -> None:
-    assert PolicySettings().shared_out(1) == (2, 12)
-    assert PolicySettings().shared_out(8) == (1, 3)
-    assert PolicySettings(prompts_per_step=3, num_generations=3).shared_out(1) == (1, 9)
-    with pytest.raises(
-        ConfigError,
-        match=r"per_device_batch_size: 1 must divide the 24 rollouts of a step .*, shared out to 7 processes",
-    ):
-        PolicySettings().shared_out(7)
+def test_a_right_rollout_has_a_small_positive_advantage_for_any_returns(settings: dict[str, Any]) -> None:
+    batch = [trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)]
+    for algorithm in GROUPED:
+        config = PolicySettings(algorithm=algorithm, **settings)
+        credit = assign_credit(batch, config, ValueMemory())
+        assert credit.zero_variance == 0
+        assert max(credit.advantages["right"]) > 0 > min(credit.advantages["wrong"]), algorithm
+        assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 4
+        same = assign_credit([trajectory(name, "g", 0.0, 0.0, 1.0) for name in "ab"], config, ValueMemory())
+        assert (same.zero_variance, same.advantages) == (1, {})
 
 
 def seen(**curves: list[float]) -> TrainingMonitor:
@@ -236,43 +230,20 @@ def test_each_alarm_names_its_remedy_once() -> None:
     assert "Raise `beta=…`" in watch.alarms["entropy"]
     assert "harder tasks" in watch.alarms["zero_variance"]
     assert watch.update(8, {"entropy": 0.1}) == []
-    assert (
-        "little is left to learn from"
-        in seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.3] * 6).alarms["deviation"]
-    )
-    assert not seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.95] * 6).alarms
-    assert not seen(
-        entropy=[1.0, 0.9, 0.8, 0.7, 0.6], zero_variance_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5
-    ).alarms
+    falling = [0.4, 0.4, 0.4, 0.05, 0.05, 0.05]
+    assert "little is left to learn from" in seen(reward_std=falling, score=[0.3] * 6).alarms["deviation"]
+    assert not seen(reward_std=falling, score=[0.95] * 6).alarms
+    entropy = [1.0, 0.9, 0.8, 0.7, 0.6]
+    assert not seen(entropy=entropy, zero_variance_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5).alarms
+    for score, advice in ((0.0, "too hard"), (0.4, "finer grades"), (1.0, "too easy")):
+        assert advice in seen(zero_variance_groups=[1.0] * 3, score=[score] * 3).alarms["zero_variance"]
 
 
-@pytest.mark.parametrize(("score", "advice"), [(0.0, "too hard"), (0.4, "finer grades"), (1.0, "too easy")])
-def test_zero_variance_alarm_depends_on_the_score(score: float, advice: str) -> None:
-    assert advice in seen(zero_variance_groups=[1.0] * 3, score=[score] * 3).alarms["zero_variance"]
-
-
-def test_values_and_alarms_are_logged_as_they_come(tmp_path: Path) -> None:
-    watch = TrainingMonitor(TrainingLog(tmp_path))
-    watch.update(0, {"held_out_greedy": 0.5})
-    for step in (1, 2, 3):
-        watch.update(step, {"kl": 0.75})
-    watch.alarm(3, "forgetting", "step 3: too much was lost")
-    progress = read_training_log(tmp_path)
-    assert progress is not None
-    assert progress.curves == watch.curves == {"held_out_greedy": {0: 0.5}, "kl": {1: 0.75, 2: 0.75, 3: 0.75}}
-    assert progress.alarms == watch.alarms
-    assert set(watch.alarms) == {"kl", "forgetting"}
-
-
-def test_a_gamed_rubric_raises_an_alarm_by_the_monitor_rubric() -> None:
-    up, down = [0.1 * at for at in range(12)], [1.0 - 0.05 * at for at in range(12)]
+def test_a_gamed_rubric_and_rewards_of_repeated_calls_raise_an_alarm() -> None:
+    up, down, flat = [0.1 * at for at in range(12)], [1.0 - 0.05 * at for at in range(12)], [0.5] * 12
     assert "being gamed" in seen(score=up, monitor=down).alarms["hacking"]
     assert not seen(score=up, monitor=up).alarms
-    assert not seen(score=[0.5] * 12, monitor=down).alarms
-
-
-def test_step_rewards_earned_by_repeated_calls_are_reported() -> None:
-    up, flat = [0.1 * at for at in range(12)], [0.5] * 12
+    assert not seen(score=flat, monitor=down).alarms
     assert "earned by making more calls" in seen(reward=up, turns=up, score=flat).alarms["income"]
     assert not seen(reward=up, turns=up, score=up).alarms
     assert not seen(reward=up, turns=flat, score=flat).alarms
@@ -286,3 +257,120 @@ def test_convergence_requires_no_difference_and_little_noise() -> None:
     assert seen(reward=[0.97, 0.98] * 5 + [0.99, 1.0] * 5).converged is True  # significant, and too small to matter
     assert seen(reward=[0.88, 0.89] * 5 + [0.95, 0.96] * 5).converged is False
     assert seen(reward=[0.0, 1.0] * 10).converged is False  # no difference, but too noisy to tell
+
+
+# -- the rows that are trained, and tokens forced by a grammar
+
+
+class Letters:
+    """A tokenizer of characters."""
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> list[int]:
+        return [ord(c) for message in messages for c in f"{message['role']}:{message['content']}\n"]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join("" if token == 0 else chr(token) for token in ids)
+
+
+def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
+    messages = [{"role": "user", "parts": [{"type": "text", "text": "2+2?"}]}]
+    request: dict[str, Any] = {"messages": messages, "config": {}}
+    if schema is not None:  # as it is stored
+        request["config"]["response_format"] = {"type": "json_schema", "name": "outputs", "schema": schema}
+    ids = (*map(ord, output), 0)
+    call = {"t": 0, "model": "m", "request": request, "output": output, "token_ids": ids}
+    return Transition(**{**call, "logprobs": (-0.1,) * len(ids), "constrained": schema is not None, **more})
+
+
+def schema_of_lines(**fields: Any) -> dict[str, Any]:
+    """The schema of a lean prompt, whose grammar forces the names of the lines."""
+    return {"x-assay-lines": True, "properties": fields}
+
+
+ACTION, SURE, END = {"enum": ["add", "answer"]}, {"type": "boolean"}, {"enum": ["x", "xy"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "trained"),
+    [
+        (
+            schema_of_lines(thought={}, action={}),
+            "thought: add them\naction: calculator",
+            "·········add them\n········calculator",
+        ),
+        (
+            schema_of_lines(action=ACTION, sure=SURE, unit={"const": "km"}, n={"type": "integer"}, end=END),
+            "action: answer\nsure: true\nunit: km\nn: 12\nend: x",
+            "·" * 9 + "n" + "·" * 11 + "t" + "·" * 16 + "12\n" + "·" * 6,
+        ),
+        (
+            {"properties": {"action": ACTION, "sure": SURE, "more": {"properties": {"end": END}}}},
+            '{"action": "answer", "sure": false, "more": {"end": "xy"}}',
+            "·" * 13 + "n" + "·" * 15 + "f" + "·" * 24 + "y" + "·" * 4,
+        ),
+        (
+            {"properties": {"expression": {}, "n": {}}},
+            '{"expression": "2 + 2", "n": 12}',
+            '················2 + 2"·······12··',
+        ),
+    ],
+    ids=["lines", "choices in lines", "choices in JSON", "JSON"],
+)
+def test_only_tokens_that_the_grammar_left_open_are_trained(schema: dict[str, Any], text: str, trained: str) -> None:
+    assert chosen(transition(text, schema=schema)) == trained
+
+
+def chosen(call: Transition) -> str:
+    pieces = [Letters().decode([token]) for token in call.token_ids or ()]
+    return "".join(piece if mine else "·" for piece, mine in zip(pieces, trained_tokens(call, pieces), strict=True))
+
+
+def test_a_token_of_negligible_probability_is_attributed_to_the_grammar() -> None:
+    odds = [-0.1] * 8 + [-15.0] + [-0.1] * 3
+    call = transition("action: abc", schema=schema_of_lines(action={}), logprobs=tuple(odds))
+    assert chosen(call) == "········" + "·bc"
+
+
+class Bytes(Letters):
+    """A tokenizer of bytes, some of which are halves of letters."""
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace").replace("\0", "")
+
+
+def test_multi_token_letters_are_distinguished_from_forced_tokens() -> None:
+    text = "city: Ål\nsure: yes"
+    ids = (*text.encode(), 0)
+    call = transition(text, schema=schema_of_lines(city={}, sure={}), token_ids=ids, logprobs=(-0.1,) * len(ids))
+    rollout = Rollout(id="r", group_id="g", score=1.0, transitions=[call])
+    row = trajectory_of(rollout, Bytes(), max_length=64, behaviour=True).rows[0]
+    forced = [at for at, trained in enumerate(row.trained) if not trained]
+    assert bytes(ids[at] for at in forced).decode() == "city: sure: "
+
+
+def test_invalid_bytes_do_not_hide_forced_tokens() -> None:
+    # as the engine wrote it; as the tokenizer does:
+    call = transition("thought: so ÏÃ\naction: answer", schema=schema_of_lines(thought={}, action={}))
+    pieces = ["thought", ": ", "so", "\ufffd", "\ufffd", "\n", "action", ": ", "answer"]
+    call.logprobs = (-0.1,) * len(pieces)
+    assert trained_tokens(call, pieces) == [False, False, True, True, True, True, False, False, True]
+
+
+def test_rows_contain_the_sampled_tokens_and_untrainable_calls_are_counted() -> None:
+    calls = [
+        transition("4"), transition("4", cached=True), transition("", error="ServerError"),
+        transition("4", token_ids=None),
+        transition("4", prompt_tokens=3), transition("4" * 90), transition("4", logprobs=(math.nan, 0.0)),
+        transition("4", model="judge"),
+    ]  # fmt: skip
+    for at, call in enumerate(calls):
+        call.t = at
+    rollout, excluded = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
+    trajectory = trajectory_of(
+        rollout, Letters(), is_policy=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=excluded
+    )
+    assert [(row.turn, row.completion_ids, row.logprobs) for row in trajectory.rows] == [(0, [52, 0], [-0.1, -0.1])]
+    assert trajectory.rewards == [0.0] * 7 + [1.0]
+    assert sum(excluded.values()) == 7
+    assert len(excluded) == 7
+    assert trajectory_of(rollout, Letters(), max_length=64, behaviour=False).rows[0].logprobs is None

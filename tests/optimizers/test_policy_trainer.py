@@ -51,11 +51,8 @@ def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) 
 
     from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer
 
-    shares = {
-        "per_device_train_batch_size": 8 // parts,
-        "gradient_accumulation_steps": parts,
-        "steps_per_generation": parts,
-    }
+    steps = {"gradient_accumulation_steps": parts, "steps_per_generation": parts}
+    shares = {"per_device_train_batch_size": 8 // parts, **steps}
     trainer = TransitionTrainer(
         model=AutoModelForCausalLM.from_pretrained(model), args=arguments(folder / str(parts), **shares, **more),
         train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
@@ -90,52 +87,6 @@ def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path:
     assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in unsplit], rel=1e-3)
 
 
-@pytest.mark.parametrize("vllm", [True, False])
-@pytest.mark.slow
-def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
-    import types
-
-    from assay.optimizers.finetuning import engines, trl_trainer as trainer
-
-    counts: list[int] = []
-
-    class Asking:
-        class _tokenizer:
-            eos_token_id = pad_token_id = 0
-
-            @staticmethod
-            def apply_chat_template(messages: Any, **_: Any) -> list[int]:
-                return [len(messages)]
-
-            @staticmethod
-            def decode(ids: list[int], **_: Any) -> str:
-                return "4"
-
-        eos_token_ids = (0,)
-        use_vllm = vllm
-
-        def _generate_single_turn(self, prompts: list[list[int]], *_: Any) -> Any:
-            counts.append(len(prompts))
-            return [[7, 0]] * len(prompts), None
-
-    def with_second_process(items: list[Any]) -> list[Any]:
-        """With a process that has five questions while this one has any."""
-        return [*items, True] if isinstance(items[0], bool) else [*items, 5 if items[0] else 0]
-
-    monkeypatch.setattr(trainer, "over_ranks", with_second_process)
-    engine = engines.TrainerPolicy("tiny", max_completion=4)
-    engine.sync(Asking())
-    monkeypatch.setattr(
-        engines,
-        "calls_of",
-        lambda runs, session: [lambda: engine.lm("2+2?")] * 2,
-    )
-    program = types.SimpleNamespace(program=None)
-    played = engine.play([(program, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
-    assert len(played) == 2
-    assert counts == [5 if vllm else 2]
-
-
 @pytest.mark.slow
 def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
     import torch
@@ -152,14 +103,8 @@ def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
     before = logits(base)
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     after, engine = logits(model), TrainerPolicy(str(tiny_model))
-    engine.sync(
-        SimpleNamespace(
-            model=model,
-            accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped),
-            _tokenizer=SimpleNamespace(pad_token_id=0),
-            eos_token_ids=[0],
-        )
-    )
+    accelerator, tokenizer = SimpleNamespace(unwrap_model=lambda wrapped: wrapped), SimpleNamespace(pad_token_id=0)
+    engine.sync(SimpleNamespace(model=model, accelerator=accelerator, _tokenizer=tokenizer, eos_token_ids=[0]))
     with engine.before():
         assert torch.equal(logits(model), before)
         model.merge_adapter()  # as TRL does for vLLM
@@ -183,13 +128,8 @@ def stock_trainer(made: list[list[tuple[list[int], list[int], float]]], **option
     class Stock(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             out = super()._generate_and_score_completions(inputs)
-            ids = [
-                [
-                    tokens[mask.bool()].tolist()
-                    for tokens, mask in zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True)
-                ]
-                for part in ("prompt", "completion")
-            ]
+            masked = [zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True) for part in ("prompt", "completion")]
+            ids = [[tokens[mask.bool()].tolist() for tokens, mask in rows] for rows in masked]
             made.append(list(zip(*ids, spread([], ids[1], [example["index"] for example in inputs]), strict=True)))
             return out
 
@@ -203,15 +143,10 @@ def replayed(made: list[list[tuple[list[int], list[int], float]]], dropped: list
     replay = iter(made)
 
     def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
-        batch = [
-            Trajectory(
-                group=str(at // 4),
-                rollout=str(at),
-                rewards=[reward],
-                rows=[Row(turn=0, prompt_ids=p, completion_ids=c, trained=[True] * len(c))],
-            )
-            for at, (p, c, reward) in enumerate(next(replay))
-        ]
+        batch = []
+        for at, (prompt, answer, reward) in enumerate(next(replay)):
+            row = Row(turn=0, prompt_ids=prompt, completion_ids=answer, trained=[True] * len(answer))
+            batch.append(Trajectory(group=str(at // 4), rollout=str(at), rewards=[reward], rows=[row]))
         rows_with_credit, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
         dropped.append(len(flat))
         return Batch(rows_with_credit, flat)
@@ -255,35 +190,19 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
     )
     lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     made: list[list[tuple[list[int], list[int], float]]] = []
-    more = {
-        "optim": "sgd",
-        "learning_rate": 0.5,
-        **more,
-    }  # Adam moves weights as far for a gradient that is mere rounding
+    # Adam moves weights as far for a gradient that is mere rounding
+    more = {"optim": "sgd", "learning_rate": 0.5, **more}
 
-    def model() -> Any:
+    def options(name: str) -> dict[str, Any]:
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        data = {"train_dataset": rows, "processing_class": tokenizer, "peft_config": lora}
+        return {"model": model, "args": arguments(tmp_path / name, **more), **data}
 
-    stock = stock_trainer(
-        made,
-        model=model(),
-        args=arguments(tmp_path / "a", **more),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        peft_config=lora,
-    )
+    stock = stock_trainer(made, **options("a"))
     stock.train()
-
     dropped: list[int] = []
-    transition_trainer = TransitionTrainer(
-        model=model(),
-        args=arguments(tmp_path / "b", **more),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        peft_config=lora,
-        collect=replayed(made, dropped),
-    )
+    transition_trainer = TransitionTrainer(**options("b"), collect=replayed(made, dropped))
     start = {name: value.clone() for name, value in transition_trainer.model.named_parameters() if value.requires_grad}
     with lean_head() if lean else nullcontext():
         transition_trainer.train()
@@ -300,26 +219,12 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
 def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")
     results = []
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_addr",
-        "127.0.0.1",
-        "--master_port",
-        "0",
-        "--standalone",
-    ]
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    launch += ["--master_addr", "127.0.0.1", "--master_port", "0"]
     for number, words in ((1, []), (2, launch)):
         out = tmp_path / f"{number}.json"
-        done = subprocess.run(
-            [sys.executable, *words, script, str(tiny_model), str(out)],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+        command = [sys.executable, *words, script, str(tiny_model), str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         results.append(json.loads(out.read_text()))
     first, two = results
@@ -327,13 +232,9 @@ def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     for step, other in zip(first["advantages"], two["advantages"], strict=True):
         for name, turns in step.items():
             assert turns == pytest.approx(other[name], abs=1e-12)
-    apart = max(
-        abs(a - b)
-        for name in first["weights"]
-        for a, b in zip(first["weights"][name], two["weights"][name], strict=True)
-    )
-    moved = max(
-        abs(value) for name, values in first["weights"].items() if "lora_B" in name for value in values
-    )  # from 0
+    pairs = [(first["weights"][name], two["weights"][name]) for name in first["weights"]]
+    apart = max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True))
+    adapters = [values for name, values in first["weights"].items() if "lora_B" in name]
+    moved = max(abs(value) for values in adapters for value in values)  # from 0
     assert moved > 1e-3
     assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"

@@ -62,8 +62,3 @@ def test_a_preset_with_a_mistake_is_refused_with_its_file(text: str, named: str,
         Compile(**JOB, optimizer=str(tmp_path / "mine.toml"))
     assert "mine.toml" in str(refused.value)
     assert named in str(refused.value)
-
-
-def test_a_missing_preset_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such file: .*gone\.toml"):
-        Compile(**JOB, optimizer=str(tmp_path / "gone.toml"))

@@ -1,91 +1,100 @@
-"""Caps reserve a part for gate and test; both end once decided; too small splits are reported before the start."""
+"""Caps reserve a part for gate and test; both end once decided; what is too small is said before the start."""
 
+import hashlib
+import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import adding
 import pytest
+from adding import adds, compiled, row
 
 import assay
 from assay.commands.compile import Compile
 from assay.errors import BudgetExceeded, ConfigError
-from assay.evaluation import SilentProgress
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers.budget import ReportPlan
 from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
-
-PROGRAM = """import dspy
-
-
-class Mine(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question)
-"""
+from rigs.command_line import assay_command
+from rigs.progress import Lines
 
 
-def scripted_answer(request: Any) -> str:
-    """Adds 2 where demonstrations show that this is wanted; else it says the number itself."""
-    prompt = request.messages[-1].text or ""
-    if "number " not in prompt:  # a teleprompter asks for instructions
-        return json.dumps(dict.fromkeys(request.config.response_format["schema"]["properties"], "Add two."))
-    number = int(prompt.split("number ")[1].split(".")[0])
-    return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
+@pytest.fixture(autouse=True)
+def project(own_folder: Path) -> None:
+    adding.write(map(row, range(500)))
 
 
-def write(place: Path, rows: int, **more: Any) -> None:
-    (place / "mine.py").write_text(PROGRAM)
-    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    lines = [
-        json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2), **more}) for n in range(rows)
-    ]
-    (place / "data.jsonl").write_text("\n".join(lines))
+def gaining(gain: float) -> Any:
+    """A model that is right on half of the tasks, and on `gain` more where demonstrations show how."""
+
+    def answer(request: Any) -> str:
+        number = int((request.messages[-1].text or "").split("number ")[1].split(".")[0])
+        drawn = int(hashlib.sha256(str(number).encode()).hexdigest(), 16) % 1000 / 1000
+        right = drawn < 0.5 + gain * (len(request.messages) > 4)
+        return json.dumps({"answer": str(number + 2 if right else number)})
+
+    return scripted_lm(answer)
 
 
-class CapturedProgress(SilentProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+def wavering() -> Any:
+    """A model that is right on two answers of five without a demonstration, on all with one."""
+    turns = itertools.count()
 
-    def say(self, text: str) -> None:
-        self.lines.append(text)
+    def answer(request: Any) -> str:
+        numbers = re.findall(r"number (\d+)", request.messages[-1].text or "")
+        if not numbers:  # a teleprompter asks for instructions
+            return json.dumps(dict.fromkeys(request.config.response_format["schema"]["properties"], "Add two."))
+        right = len(request.messages) > 2 or next(turns) % 5 > 2
+        return json.dumps({"answer": str(int(numbers[-1]) + 2 * right)})
+
+    return scripted_lm(answer)
 
 
-def compiled(**options: Any) -> Any:
-    options = {
-        "optimizer": "labeled",
-        "lm": scripted_lm(scripted_answer),
-        "prompt_format": "json",
-        "threads": 1,
-        **options,
-    }
-    return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
+# -- caps
 
 
 @pytest.mark.slow
-def test_a_cap_on_calls_reserves_gate_and_test(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    data = compiled(optimizer="auto", max_calls=150, early_stop=False).to_dict()
-    assert data["calls"] <= 150
-    assert data["gate"]["n"] >= 15  # half of 150 calls, 2 a pair, for two splits: 18
-    assert data["test"]["gain"]["n"] >= 15
+def test_cap_of_250_calls_decides_the_gate_and_fills_the_test_table() -> None:
+    lm = gaining(0.5)
+    data = compiled("auto", lm=lm, max_calls=250).to_dict()
+    assert lm.scripted.calls == data["calls"] <= 250
     assert data["stopped"] is None
     assert data["replaces"]
+    for side in ("baseline", "compiled"):
+        assert data["test"][side]["score"] is not None
+        # half of the cap, 2 calls a pair, 2 splits: 31 tasks, fewer where the gain is decided before
+        assert data["test"][side]["n"] >= 20
+    assert data["test"]["gain"]["n"] == data["test"]["compiled"]["n"]
 
 
-def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    progress = CapturedProgress()
-    data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=progress).to_dict()
-    text = "\n".join(progress.lines)
+@pytest.mark.slow
+def test_cap_of_250_calls_leaves_a_small_gain_undecided_and_the_test_sealed() -> None:
+    lm = gaining(0.15)
+    data = compiled("auto", lm=lm, max_calls=250).to_dict()
+    assert lm.scripted.calls == data["calls"] <= 250
+    assert data["stopped"] is None
+    assert data["gate"]["n"] >= 25  # half of the cap, 2 calls a pair, 2 splits: 31 tasks
+    assert not data["replaces"]
+    assert data["test"] == {"baseline": None, "compiled": None, "gain": None}
+
+
+@pytest.mark.slow
+def test_a_cap_on_tokens_reserves_gate_and_test() -> None:
+    data = compiled("auto", max_tokens=3000).to_dict()  # 15 a call
+    assert data["tokens"] <= 3000 + 15
+    assert data["test"]["gain"]["n"] >= 10
+
+
+def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test() -> None:
+    progress = Lines()
+    data = compiled("auto", max_calls=150, max_search_calls=30, early_stop=False, progress=progress).to_dict()
     estimate, gate = (
         int(match[1])
-        for match in (re.search(r"estimate: (\d+) calls", text), re.search(r"gate: up to (\d+) tasks", text))
+        for match in (re.search(pattern, progress.text) for pattern in (r"estimate: (\d+) calls", r"gate: up to (\d+)"))
         if match
     )
     assert data["stopped"] is None
@@ -95,26 +104,69 @@ def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "ends"), [("bootstrap", False), ("bootstrap-search", True)])
-def test_an_optimizer_with_its_own_loop_stops_before_the_reserve(tmp_path: Path, optimizer: str, ends: bool) -> None:
-    write(tmp_path, 400)
-    data = compiled(optimizer=optimizer, max_calls=200).to_dict()
+def test_an_optimizer_with_its_own_loop_stops_before_the_reserve() -> None:
+    data = compiled("bootstrap-search", max_calls=200).to_dict()
     assert data["search_calls"] <= 100  # half of the cap is reserved
-    assert (data["winner"], data["stopped"] is None) == ((optimizer, True) if ends else ("baseline", False))
-    if ends:
-        assert data["gate"]["n"] >= 10
-        assert data["test"]["compiled"]["n"] >= 10
+    assert (data["winner"], data["stopped"]) == ("bootstrap-search", None)
+    assert data["gate"]["n"] >= 10
+    assert data["test"]["compiled"]["n"] >= 10
+
+
+def test_bootstrap_stopped_by_the_reserve_uses_its_collected_demonstrations() -> None:
+    data = compiled("bootstrap", lm=wavering(), max_calls=120).to_dict()
+    assert data["winner"].startswith("bootstrap")
+    assert data["gate"]["n"] >= 5
+    assert data["test"]["compiled"]["n"] >= 5
+    assert data["calls"] > 60  # the part that was kept is used
 
 
 @pytest.mark.slow
-def test_a_cap_on_tokens_reserves_gate_and_test(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    data = compiled(optimizer="auto", max_tokens=3000).to_dict()  # 15 a call
-    assert data["tokens"] <= 3000 + 15
-    assert data["test"]["gain"]["n"] >= 10
+def test_simba_stopped_by_a_cap_returns_its_best_candidate() -> None:
+    settings = {"max_steps": 8, "bsize": 4}
+    data = compiled("simba", max_search_calls=60, lm=wavering(), optimizer_settings=settings).to_dict()
+    assert data["winner"] == "simba, cut short"
+    assert any("its best so far competes" in note for note in data["notes"])
 
 
-def test_reserve_matches_hand_calculation() -> None:
+@pytest.mark.slow
+def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes() -> None:
+    progress = Lines()
+    data = compiled("auto", max_calls=12, progress=progress, store="a.db").to_dict()
+    assert data["calls"] <= 12
+    assert "leave" in data["stopped"]
+    assert "the caps leave" in progress.text
+    resumed = compiled("auto", max_calls=400, resume=True, store="a.db").to_dict()
+    assert resumed["stopped"] is None
+    assert resumed["replaces"]
+
+
+def test_too_few_calls_for_a_proposal_are_reported_before_the_search() -> None:
+    progress = Lines()
+    data = compiled("gepa", max_calls=30, progress=progress).to_dict()
+    (note,) = [note for note in data["notes"] if "too few for one proposal of gepa" in note]
+    needed = int(re.findall(r"it needs about (\d+)", note)[0])
+    assert needed > 15
+    assert f"- {note}\n" in (Path(data["artifact"]) / "report.md").read_text()
+    assert "too few for one proposal" in progress.text
+    assert not any("nothing beat" in note for note in data["notes"])
+    more = compiled("gepa", max_calls=2 * needed + 4, store="other.db").to_dict()
+    assert not any("too few" in note for note in more["notes"])
+
+
+@pytest.mark.slow
+def test_tune_refuses_caps_below_two_trials() -> None:
+    lm = scripted_lm(adds)
+    job: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "lm": lm, "trials": 3, "threads": 1}
+    with pytest.raises(
+        ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to"
+    ) as refused:
+        assay.tune("mine.py:Mine", max_calls=60, **job)
+    assert lm.scripted.calls <= 2  # the preflight's
+    enough = int(str(refused.value).split("Raise max_calls to ")[1].split()[0])
+    assert assay.tune("mine.py:Mine", max_calls=enough, **job).trials >= 2
+
+
+def test_reserves_match_hand_calculation() -> None:
     meter = Meter(Caps(calls=10))
     meter.hold(gate=Usage(calls=2), test=Usage(calls=3))
 
@@ -130,13 +182,21 @@ def test_reserve_matches_hand_calculation() -> None:
                 return count
 
     assert [take(phase) for phase in ("search", "gate", "test")] == [5, 2, 3]
+    inside = Meter(Caps(search_calls=10), {"search": Usage(calls=6)})
+    with inside.during("search"), inside.aside(Usage(calls=4)):
+        assert inside.search_calls_left() == 6
+        with pytest.raises(BudgetExceeded, match="the rest is reserved for the comparison on val"):
+            inside.check()
+    with inside.during("search"):
+        inside.check()
+
+
+# -- the end of gate and test
 
 
 @pytest.mark.slow
-def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
-    write(tmp_path, 500)
-    early, full = compiled(), compiled(early_stop=False)
-    first, second = early.to_dict(), full.to_dict()
+def test_gate_and_test_end_at_their_decision() -> None:
+    first, second = (compiled(early_stop=stops).to_dict() for stops in (True, False))
     assert first["replaces"]
     assert second["replaces"]
     assert first["gate"]["n"] < 50 < second["gate"]["n"]
@@ -147,76 +207,65 @@ def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_set_split_size_is_used_and_the_difference_determines_the_others(tmp_path: Path) -> None:
-    write(tmp_path, 1500)
+def test_a_default_compile_without_a_gain_ends_for_futility() -> None:
+    """Gate and test (101 and 119 tasks) are evaluated after each fifth of their tasks.
+
+    The fourth evaluation stops at the latest: a difference of 0.1 is then unlikely to become significant.
+    """
+    lm = gaining(0.0)
+    data = compiled("auto", lm=lm).to_dict()
+    assert lm.scripted.calls == data["calls"]
+    assert data["search_calls"] <= 300
+    assert data["calls"] - data["search_calls"] <= 2 * (84 + 96) + 5  # and the preflight
+
+
+@pytest.mark.slow
+def test_a_set_split_size_is_used_and_the_difference_determines_the_others() -> None:
     wide = compiled(difference=0.4, early_stop=False).to_dict()
     fixed = compiled(difference=0.4, early_stop=False, sizes={"gate": 60}).to_dict()
     assert wide["gate"]["n"] == 20  # ((1.96 + 0.84) * 0.5 / 0.4)^2 = 12.3 is below the least of 20
     assert (fixed["gate"]["n"], fixed["test"]["gain"]["n"]) == (60, 20)
-    with pytest.raises(ConfigError, match="difference: must be greater than 0, not 0"):
-        compiled(difference=0)
 
 
-def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(tmp_path: Path) -> None:
-    write(tmp_path, 40)
-    progress, lm = CapturedProgress(), scripted_lm(scripted_answer)
-    messages_before: list[str] = []
-
-    def script(request: Any) -> str:
-        if not messages_before:
-            messages_before.extend(progress.lines)
-        return scripted_answer(request)
-
-    lm = scripted_lm(script)
-    data = compiled(lm=lm, progress=progress, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
-    assert any(
-        "too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task" in line
-        for line in messages_before
-    )
-    assert any("too few tasks for a decision" in note for note in data["notes"])
+# -- what is too small
 
 
 @pytest.mark.slow
-def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    progress = CapturedProgress()
-    data = compiled(optimizer="auto", max_calls=12, progress=progress, store=tmp_path / "a.db").to_dict()
-    assert data["calls"] <= 12
-    assert "leave" in data["stopped"]
-    assert any("the caps leave" in line for line in progress.lines)
-    resumed = compiled(optimizer="auto", max_calls=400, resume=True, store=tmp_path / "a.db").to_dict()
-    assert resumed["stopped"] is None
-    assert resumed["replaces"]
-
-
-@pytest.mark.slow
-def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
-    write(tmp_path, 40)
-    progress, messages_before = CapturedProgress(), list[str]()
+@pytest.mark.parametrize(
+    ("job", "options", "said"),
+    [
+        (
+            assay.compile,
+            {"optimizer": "labeled", "sizes": {"gate": 1, "test": 1, "val": 1}},
+            "too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task",
+        ),
+        (assay.tune, {"trials": 1, "sizes": {"gate": 2}}, "too few tasks for a decision: gate has 2 tasks"),
+        (assay.parameter_impact, {"levels": 2, "sizes": {"val": 3}}, "val has 3 tasks"),
+    ],
+)
+def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(
+    job: Any, options: dict[str, Any], said: str
+) -> None:
+    adding.write(map(row, range(40)))
+    progress, before = Lines(), list[str]()
 
     def script(request: Any) -> str:
-        if not messages_before:
-            messages_before.extend(progress.lines)
-        return scripted_answer(request)
+        before.extend(() if before else progress.lines)
+        return adds(request)
 
-    data = assay.tune(
-        "mine.py:Mine",
-        rubric="r.yaml",
-        data="data.jsonl",
-        trials=1,
-        lm=scripted_lm(script),
-        prompt_format="json",
-        progress=progress,
-        sizes={"gate": 2},
-    ).to_dict()
-    assert any("too few tasks for a decision: gate has 2 tasks" in line for line in messages_before)
-    assert any("too few tasks for a decision" in note for note in data["notes"])
+    options = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", "threads": 1, **options}
+    report = job("mine.py:Mine", lm=scripted_lm(script), progress=progress, **options)
+    assert any(said in line for line in before), before
+    assert any(said in note for note in report.to_dict()["notes"])
 
 
-def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    planned = plan_of(Compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(scripted_answer)))
-    assert any("show a gain of" in line for line in planned.lines())
+def test_a_plan_says_what_gain_the_gate_can_show_and_which_size_the_data_does_not_fill() -> None:
+    job = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(adds)}
+    lines = list(plan_of(Compile("mine.py:Mine", **job, sizes={"val": 8}, gate_size=300)).lines())
+    assert any("show a gain of" in line for line in lines)
+    assert [line for line in lines if "its size" in line] == [
+        "warning: gate has 101 tasks, fewer than its size of 300: the data has no more for it"
+    ]
 
 
 def test_a_gate_that_hardly_shows_any_gain_is_a_warning() -> None:
@@ -226,26 +275,15 @@ def test_a_gate_that_hardly_shows_any_gain_is_a_warning() -> None:
     assert "caps" in ReportPlan(gate=7, test=30, pair=Usage(), capped=True).detectable_gain
 
 
-def test_a_size_that_the_data_does_not_fill_is_a_warning(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(scripted_answer)}
-    lines = list(plan_of(Compile("mine.py:Mine", **options, sizes={"val": 8}, gate_size=300)).lines())
-    assert [line for line in lines if "its size" in line] == [
-        "warning: gate has 83 tasks, fewer than its size of 300: the data has no more for it"
-    ]
+# -- prices
 
 
-@pytest.mark.slow
-def test_tune_refuses_caps_below_two_trials(tmp_path: Path) -> None:
-    write(tmp_path, 400)
-    lm = scripted_lm(scripted_answer)
-    with pytest.raises(
-        ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to (\d+)"
-    ) as refused:
-        assay.tune("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=60, threads=1)
-    assert lm.scripted.calls <= 2  # the preflight's
-    enough = int(str(refused.value).split("Raise max_calls to ")[1].split()[0])
-    report = assay.tune(
-        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=enough, threads=1
-    )
-    assert report.trials >= 2
+def test_an_unknown_price_is_null_and_never_zero() -> None:
+    lm = scripted_lm(adds)
+    complete = lm.recording.backend.complete
+    lm.recording.backend.complete = lambda request: (complete(request)[0], None)
+    data = compiled(max_calls=100, lm=lm).to_dict()
+    assert data["cost_usd"] is None
+    assert data["test"]["baseline"]["cost_usd"] is None
+    assert "$0.0000" not in (Path(data["artifact"]) / "report.md").read_text()
+    assert assay_command("traces", "stats", "--json").report["cost_usd"] is None

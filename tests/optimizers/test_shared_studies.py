@@ -1,4 +1,4 @@
-"""Studies that several processes share, that are killed, and whose storage goes away."""
+"""Studies that several processes share, that are killed or interrupted, and whose storage goes away."""
 
 import json
 import multiprocessing
@@ -129,13 +129,18 @@ def test_a_lost_storage_is_reported_and_its_study_resumes(postgres_folder: Path)
         server.cleanup()
 
 
+def tune_command(program: str, address: str) -> list[str]:
+    """Its rubric and data are written to the working directory."""
+    Path("r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: numeric}\n")
+    rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
+    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = ["--rubric", "r.yaml", "--data", "d.jsonl", "--prompt-format", "chat"]
+    return ["tune", program, *files, "--model", "openai/m", "--api-base", address]
+
+
 @pytest.mark.slow
 def test_usage_of_workers_is_counted_and_capped(server: dict[str, str], mine: str, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
-    rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["tune", mine, "--rubric", "r.yaml", "--data", "d.jsonl", "--model", server["model"]]
-    command += ["--api-base", server["api_base"], "--prompt-format", "chat", "--trials", "8", "--workers", "2"]
+    command = [*tune_command(mine, server["api_base"]), "--trials", "8", "--workers", "2"]
     cut = assay_command(*command, "--no-cache", "--json", "--max-calls", "60")
     with Store() as store:
         spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
@@ -159,45 +164,16 @@ def _helpers(process: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, mine: str) -> None:
-    (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
-    rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with running(tmp_path / "log", delay_ms=300) as address:
-        command = [
-            sys.executable,
-            "-m",
-            "assay",
-            "tune",
-            mine,
-            "--rubric",
-            "r.yaml",
-            "--data",
-            "d.jsonl",
-            "--model",
-            "openai/m",
-        ]
-        command += [
-            "--api-base",
-            address,
-            "--prompt-format",
-            "chat",
-            "--trials",
-            "20",
-            "--workers",
-            "3",
-            "--threads",
-            "2",
-            "--json",
-        ]
+        command = [sys.executable, "-m", "assay", *tune_command(mine, address), "--threads", "2", "--json"]
+        command += ["--trials", "20", "--workers", "3"]
         environment = {**os.environ, "OPENAI_API_KEY": "none"}
         with open(tmp_path / "output.txt", "w") as output:
             begun = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             until = time.monotonic() + 120
-            while (
-                sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3
-                and time.monotonic() < until
-                and begun.poll() is None
-            ):
+            while sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3:
+                if time.monotonic() > until or begun.poll() is not None:
+                    break
                 time.sleep(0.2)
             helpers = _helpers(begun.pid)
             begun.kill()
@@ -232,3 +208,69 @@ def _of_the_run(folder: Path) -> list[Any]:
         if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:
             raise
         return []
+
+
+# -- an interrupted study ends with the trials and winner of an uninterrupted one
+
+
+TWO = Space(
+    programs=["agent"],
+    acting={"agent": ["temperature", "max_steps"]},
+    ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)},
+)
+
+
+class Killed(BaseException):
+    """Ends a search without any clean-up of Optuna or of ours, as SIGKILL does."""
+
+
+class Fragile(SyntheticAgent):
+    remaining_runs = 10**9  # runs until it is killed
+
+    def execute(self, task: Any) -> bool:
+        self.remaining_runs -= 1
+        if self.remaining_runs < 0:
+            raise Killed
+        return super().execute(task)
+
+
+def searched(url: str, config: SearchConfig, *, kill_after: int = 10**9, kill_at_draw: int = 10**9) -> SearchOutcome:
+    agent = Fragile()
+    agent.remaining_runs = kill_after
+    study = open_study("s", url, TWO, config)
+    draw, drawn = study._storage.set_trial_param, [0]
+
+    def set_trial_param(*args: Any, **kwargs: Any) -> None:
+        drawn[0] += 1
+        if drawn[0] > kill_at_draw:
+            raise Killed
+        draw(*args, **kwargs)
+
+    study._storage.set_trial_param = set_trial_param  # type: ignore[method-assign]
+    return search(AgentObjective(agent, agent.right), agent.tasks[:10], TWO, config, study, alone=True)
+
+
+def summary(outcome: SearchOutcome) -> Any:
+    trials = [(t.number, t.state, t.point.parameters, t.values) for t in outcome.trials]
+    return (outcome.best.number, outcome.task_runs, trials)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        SearchConfig(trials=6, sampler="tpe", seed=3),
+        SearchConfig(trials=6, sampler="cmaes", seed=3),
+        SearchConfig(trials=6, sampler="grid", seed=3),
+        SearchConfig(trials=6, pruner="hyperband", block=5),
+    ],
+    ids=["tpe", "cmaes", "grid", "hyperband"],
+)
+def test_a_killed_search_resumes_to_the_same_result(config: SearchConfig, tmp_path: Path) -> None:
+    uninterrupted = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
+    assert len(uninterrupted.trials) == 6
+    url = f"sqlite:///{tmp_path / 'killed.db'}"
+    for kills in ({"kill_after": 0}, {"kill_after": 17}, {"kill_at_draw": 3}):
+        with pytest.raises(Killed):
+            searched(url, config, **kills)
+    assert summary(searched(url, config)) == summary(uninterrupted)

@@ -25,33 +25,11 @@ def run(task: str = "t", score: float | None = 1.0, **more: Any) -> TaskRun:
 
 
 def test_the_five_metrics_match_hand_calculation() -> None:
+    first = {"steps": 5, "tokens": 1000, "seconds": 3, "answer": "42", "reasoning": "so it is 42", "tools_made": 1}
+    second = {"steps": 20, "tokens": 4000, "seconds": 60, "answer": "7", "reasoning": "so it is 8", "tools_made": 2}
     runs = [
-        run(
-            "a",
-            1.0,
-            task_type="x",
-            steps=5,
-            tokens=1000,
-            seconds=3,
-            answer="42",
-            reasoning="so it is 42",
-            tools_good=1,
-            tools_made=1,
-            tools_needed=1,
-        ),
-        run(
-            "b",
-            0.5,
-            task_type="y",
-            steps=20,
-            tokens=4000,
-            seconds=60,
-            answer="7",
-            reasoning="so it is 8",
-            tools_good=1,
-            tools_made=2,
-            tools_needed=1,
-        ),
+        run("a", 1.0, task_type="x", tools_good=1, tools_needed=1, **first),
+        run("b", 0.5, task_type="y", tools_good=1, tools_needed=1, **second),
         run("c", None, task_type="y", tools_made=0, tools_needed=0),
     ]
     metrics = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
@@ -82,23 +60,12 @@ def test_the_comparison_table_matches_hand_calculation() -> None:
     before = [run("a", 1.0, confidence=0.5), run("b", 0.4, confidence=0.7), run("c", None)]
     after = [run("a", 1.0, confidence=0.9), run("b", 0.8, confidence=0.9), run("c", 0.9)]
     rows = {row["name"]: row for row in before_and_after(before, after)}
-    assert rows["average confidence"] == {
-        "name": "average confidence",
-        "before": 0.6,
-        "after": 0.9,
-        "points": pytest.approx(30),
-        "percent": pytest.approx(50),
-    }
+    confidence = {"before": 0.6, "after": 0.9, "points": pytest.approx(30), "percent": pytest.approx(50)}
+    assert rows["average confidence"] == {"name": "average confidence", **confidence}
     assert (rows["task accuracy"]["before"], rows["task accuracy"]["after"]) == (0.5, 1.0)
     assert rows["response quality"]["after"] == pytest.approx(0.9)
     assert rows["overall score"]["before"] == pytest.approx((0.6 + 0.5 + 0.7) / 3)
-    assert before_and_after([], [])[0] == {
-        "name": "average confidence",
-        "before": None,
-        "after": None,
-        "points": None,
-        "percent": None,
-    }
+    assert before_and_after([], [])[0] == {"name": "average confidence", **dict.fromkeys(confidence)}
 
 
 def test_a_rubric_is_an_evaluator() -> None:
@@ -115,42 +82,29 @@ def test_a_rubric_is_an_evaluator() -> None:
 # -- spaces
 
 
+ALL = list(RANGES)
+
+
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("acting", "settings", "message"),
     [
-        (
-            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (0.0, 1.0)}),
-            "between 0.1 and 2",
-        ),
-        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (1.0, 0.5)}), "must rise"),
-        (
-            lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1.2, 1.8)}),
-            "must have whole numbers",
-        ),
-        (
-            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}),
-            "unknown agent parameter",
-        ),
-        (
-            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}),
-            "nothing is searched",
-        ),
-        (
-            lambda: Space(
-                programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1, 5)}, fixed={"max_steps": 3}
-            ),
-            "fixed and searched",
-        ),
-        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, fixed={"temperature": 9}), "between 0.1 and 2"),
-        (lambda: SearchConfig(objectives=("score", "score")), "must be different ones of"),
-        (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "needs one objective"),
-        (lambda: SearchConfig(sampler="magic"), "must be one of tpe"),
-        (lambda: SearchConfig(trials=0), "trials: must be"),
+        (["temperature"], {"ranges": {"temperature": (0.0, 1.0)}}, "between 0.1 and 2"),
+        (["temperature"], {"ranges": {"temperature": (1.0, 0.5)}}, "must rise"),
+        (["temperature"], {"ranges": {"heat": (0, 1)}}, "unknown agent parameter"),
+        (["temperature"], {"ranges": {"max_steps": (1, 5)}}, "nothing is searched"),
+        (ALL, {"ranges": {"max_steps": (1.2, 1.8)}}, "must have whole numbers"),
+        (ALL, {"ranges": {"max_steps": (1, 5)}, "fixed": {"max_steps": 3}}, "fixed and searched"),
+        (ALL, {"fixed": {"temperature": 9}}, "between 0.1 and 2"),
+        (None, {"objectives": ("score", "score")}, "must be different ones of"),
+        (None, {"objectives": ("score", "tokens"), "pruner": "wilcoxon"}, "needs one objective"),
+        (None, {"sampler": "magic"}, "must be one of tpe"),
+        (None, {"trials": 0}, "trials: must be"),
+        (None, {"prune_at": 0}, "prune_at: must be"),
     ],
 )
-def test_wrong_settings_are_refused(build: Any, message: str) -> None:
+def test_wrong_settings_are_refused(acting: list[str] | None, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build()
+        SearchConfig(**settings) if acting is None else Space(programs=["a"], acting={"a": acting}, **settings)
 
 
 def test_a_result_within_another_number_was_not_used() -> None:

@@ -3,10 +3,6 @@
 import dataclasses
 import errno
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,14 +19,9 @@ from assay.support.job_folders import MARKER
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
-    reply = {"role": "assistant", "content": f"call: add({at}, 1)"}
-    return {
-        "prompt": [{"role": "user", "content": f"How much is {at} + 1?"}],
-        "completion": [reply],
-        "task": f"t{at}",
-        "quality": 1.0,
-        **more,
-    }
+    prompt = [{"role": "user", "content": f"How much is {at} + 1?"}]
+    completion = [{"role": "assistant", "content": f"call: add({at}, 1)"}]
+    return {"prompt": prompt, "completion": completion, "task": f"t{at}", "quality": 1.0, **more}
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
@@ -38,34 +29,30 @@ def lines(path: Path, rows: list[Any]) -> Path:
     return path
 
 
+def read(path: Path, rows: list[Any] | None = None, *, eval_fraction: float = 0.1, seed: int = 0) -> Any:
+    """The rows of a file or of an export; of `d.jsonl` in the folder `path` if there are `rows` to be written to it."""
+    path = path if rows is None else lines(path / "d.jsonl", rows)
+    return read_sft(path, min_quality=0.8, eval_fraction=eval_fraction, seed=seed)
+
+
 # -- rows
 
 
 def test_evaluation_tasks_are_excluded_completely_and_reproducibly(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at // 2) for at in range(40)])
-    data = read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=0)
+    data = read(path, eval_fraction=0.2)
     prompts = [{r["prompt"][0]["content"] for r in part} for part in (data.train, data.held_out)]
     assert (len(data.train), len(data.held_out), data.tasks) == (32, 8, 20)
     assert not prompts[0] & prompts[1]
-    assert read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=0).held_out == data.held_out
-    assert read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=1).held_out != data.held_out
-    assert (
-        read_sft(lines(tmp_path / "one.jsonl", [row(1)] * 4), min_quality=0.8, eval_fraction=0.5, seed=0).held_out == []
-    )
+    assert read(path, eval_fraction=0.2).held_out == data.held_out
+    assert read(path, eval_fraction=0.2, seed=1).held_out != data.held_out
+    assert read(tmp_path, [row(1)] * 4, eval_fraction=0.5).held_out == []
 
 
 def test_rejected_rows_are_excluded_and_counted(tmp_path: Path) -> None:
     empty = [{"role": "assistant", "content": " "}]
-    rows = [
-        row(1),
-        row(2, quality=0.79),
-        row(3, completion=empty),
-        row(4, quality=-1),
-        row(5, quality="good"),
-        row(6, quality=None),
-        "",
-    ]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0, seed=0)
+    qualities = [row(2, quality=0.79), row(4, quality=-1), row(5, quality="good"), row(6, quality=None)]
+    data = read(tmp_path, [row(1), *qualities, row(3, completion=empty), ""], eval_fraction=0)
     assert len(data.train) == 2
     assert data.left_out == Counter({"below the quality of 0.8": 3, "with an empty completion": 1})
 
@@ -83,74 +70,44 @@ def test_rejected_rows_are_excluded_and_counted(tmp_path: Path) -> None:
 )
 def test_invalid_training_data_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
-
-
-def test_messages_beside_their_prompt_are_a_conversation(tmp_path: Path) -> None:
-    rows = [
-        {
-            "prompt": f"How much is {at} + 1?",
-            "prompt_id": str(at),
-            "messages": [*row(at)["prompt"], *row(at)["completion"]],
-        }
-        for at in range(4)
-    ]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0, seed=0)
-    assert [r["prompt"] for r in data.train] == [row(at)["prompt"] for at in range(4)]
-    assert all(r["whole"] for r in data.train)
+        read(tmp_path, rows)
 
 
 def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
-        read_sft(tmp_path / "none.jsonl", min_quality=0.8, eval_fraction=0.1, seed=0)
+        read(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match="has no manifest"):
-        read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
+        read(tmp_path)
     lines(tmp_path / "data.jsonl", [row(1)])
+    sft = {"format": 1, "kind": "sft", "files": {}, "passed": True}
     for manifest, message in (
-        ({"format": 1, "kind": "grpo", "files": {}, "passed": True}, "is an export for grpo"),
-        ({"format": 9, "kind": "sft", "files": {}, "passed": True}, "Update assay"),
-        (
-            {"format": 1, "kind": "sft", "files": {"data.jsonl": {"sha256": "0"}}, "passed": True},
-            "was changed after the export",
-        ),
+        ({**sft, "kind": "grpo"}, "is an export for grpo"),
+        ({**sft, "format": 9}, "Update assay"),
+        ({**sft, "files": {"data.jsonl": {"sha256": "0"}}}, "was changed after the export"),
         ({"kind": "sft"}, "cannot be read as the manifest of an export: KeyError"),
     ):
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(DataError, match=message):
-            read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
+            read(tmp_path)
 
 
 # -- training
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (MemoryError(), "memory ran out: lower per_device_batch_size"),
-        (
-            RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-            "memory ran out: lower per_device_batch_size",
-        ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
-        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint is kept"),
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "the disk is full"),
-    ],
-)
-def test_out_of_memory_error_names_the_setting(failure: Exception, message: str) -> None:
-    with pytest.raises(ModelError, match=message), ready(POLICY_MEMORY):
-        raise failure
-
-
-@pytest.mark.slow
-def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
+def test_errors_of_memory_and_disk_name_the_setting_and_others_are_unchanged() -> None:
     import torch
     from safetensors import SafetensorError
 
     for failure, message in (
+        (MemoryError(), "memory ran out: lower per_device_batch_size"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory ran out: lower per_device_batch_size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
         (torch.OutOfMemoryError("in any words"), "memory ran out"),
         (OSError(errno.ENOMEM, "in any words"), "memory ran out"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint is kept"),
         (OSError(errno.EDQUOT, "in any words"), "the disk is full"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "the disk is full"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
         (Exception("No space left on device (os error 28)"), "the disk is full"),  # as tokenizers raises it
     ):
@@ -158,91 +115,42 @@ def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
             raise failure
     with pytest.raises(ModelError, match="memory ran out"), ready(POLICY_MEMORY):
         torch.empty(10**15)  # more than any machine has
+    for other in (RuntimeError("another"), ValueError("a task about being out of memory"), KeyError("(os error 28)")):
+        with pytest.raises(type(other)) as raised, ready(POLICY_MEMORY):
+            raise other
+        assert raised.value is other
 
 
-@pytest.mark.parametrize(
-    "failure", [RuntimeError("another"), ValueError("a task about being out of memory"), KeyError("(os error 28)")]
-)
-@pytest.mark.slow
-def test_other_training_errors_are_unchanged(failure: Exception) -> None:
-    with pytest.raises(type(failure)) as raised, ready(POLICY_MEMORY):
-        raise failure
-    assert raised.value is failure
-
-
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) -> None:
-    path = lines(
-        tmp_path / "d.jsonl",
-        [row(at) for at in range(20)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
-    )
-    report = train_sft(
-        path, "adds", SFTSettings(epochs=2, batch=4, max_length=128, lora_r=4, learning_rate=4e-3, evaluations=1)
-    )
-    assert report.name == f"{embedded}+adds"
-    assert report.left_out == {"of more than 128 tokens": 1}
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(20)])
+    settings = SFTSettings(epochs=2, batch=4, max_length=128, lora_r=4, learning_rate=4e-3, evaluations=1)
+    report = train_sft(path, "adds", settings)
     held_out = [report.held_out_loss[step] for step in sorted(report.held_out_loss)]
     assert held_out[-1] < 0.3 * held_out[0]
-    assert report.best_step == min(report.held_out_loss, key=lambda step: (report.held_out_loss[step], step))
-    assert report.agreement == 1.0
     answers = [get_lm(name, cache=None)("How much is 407 + 1?", temperature=0.0)[0] for name in (embedded, report.name)]
     assert "call: add(407, 1)" not in str(answers[0])
     assert "call: add(407, 1)" in str(answers[1])
-    assert not (tmp_path / ".assay" / "training" / "adds").exists()
-    with pytest.raises(ConfigError, match="there is an adapter 'adds'"):
-        train_sft(path, "adds", SFTSettings())
 
 
 @pytest.mark.slow
 def test_a_second_warm_up_begins_where_the_first_one_ended(small_embedded: str, tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(16)])
+    long = row(99, prompt=[{"role": "user", "content": "long " * 500}])
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(16)] + [long])
     settings = SFTSettings(model=small_embedded, epochs=4, max_length=256, lora_r=4, learning_rate=3e-2, evaluations=1)
     first = train_sft(path, "adds", settings)
-    second = train_sft(path, "more", dataclasses.replace(settings, model=first.name, epochs=1))
-    assert second.name == f"{small_embedded}+adds+more"
     losses = [first.held_out_loss[step] for step in sorted(first.held_out_loss)]
     assert losses[-1] < 0.8 * losses[0]
+    assert first.best_step == min(first.held_out_loss, key=lambda step: (first.held_out_loss[step], step))
+    assert first.left_out == {"of more than 256 tokens": 1}
+    assert first.agreement == 1.0
+    assert not (tmp_path / ".assay" / "training" / "adds").exists()
+    with pytest.raises(ConfigError, match="there is an adapter 'adds'"):
+        train_sft(path, "adds", settings)
+    second = train_sft(path, "more", dataclasses.replace(settings, model=first.name, epochs=1))
+    assert second.name == f"{small_embedded}+adds+more"
     assert second.held_out_loss[0] == pytest.approx(min(losses), rel=0.1)
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
-    options = ["--model", str(tiny_model), "--epochs", "24", "--lora-r", "4", "--max-length", "128"]
-    command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
-    process = subprocess.run(
-        [*command, "--name", "whole", "--json", "--report", "w.html"], capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    report = json.loads(process.stdout)
-    assert f"<dt>Weights of step</dt><dd><bdi>{report['best_step']}</bdi>" in Path("w.html").read_text()
-    running = subprocess.Popen([*command, "--name", "cut"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    checkpoints = Path(".assay/training/cut/checkpoints")
-    for _ in range(600):
-        if list(checkpoints.glob("checkpoint-*/trainer_state.json")) or running.poll() is not None:
-            break
-        time.sleep(0.2)
-    running.send_signal(signal.SIGTERM)
-    _, stderr = running.communicate(timeout=300)
-    assert running.returncode == 130, stderr[-3000:]
-    assert "with a checkpoint in" in stderr
-    other = subprocess.run(
-        [*command, "--name", "cut", "--resume", "--lora-r", "8"], capture_output=True, text=True, timeout=300
-    )
-    assert other.returncode == 2
-    assert "has another lora_r" in other.stderr
-    resumed = subprocess.run(
-        [*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600
-    )
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    report_again = json.loads(resumed.stdout)
-    assert report_again["steps"] == report["steps"]
-    for curve in ("loss", "held_out_loss"):
-        assert report_again[curve].keys() >= report[curve].keys()  # evaluated once more where it stopped
-        assert [report_again[curve][step] for step in report[curve]] == pytest.approx(
-            list(report[curve].values()), rel=1e-3
-        )
 
 
 @pytest.mark.chaos
@@ -270,42 +178,10 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
         train_sft(path, "cut", config, resume=True)
     marker.write_text(training)
     resumed = train_sft(path, "cut", config, resume=True)
-    assert (resumed.loss, resumed.held_out_loss, resumed.steps, resumed.agreement) == (
-        uninterrupted.loss,
-        uninterrupted.held_out_loss,
-        uninterrupted.steps,
-        uninterrupted.agreement,
-    )
+    for name in ("loss", "held_out_loss", "steps", "agreement"):
+        assert getattr(resumed, name) == getattr(uninterrupted, name)
     weights = [Path(f".assay/adapters/{name}/adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
-
-
-@pytest.mark.tutorial
-@pytest.mark.slow
-def test_two_processes_warm_up_like_one(tiny_model: Path, tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(32)])
-    options = [
-        "--model",
-        str(tiny_model),
-        "--epochs",
-        "1",
-        "--lora-r",
-        "4",
-        "--max-length",
-        "128",
-        "--json",
-    ]
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]
-    reports = []
-    for start, name in ((["-m", "assay"], "alone"), (launch, "both")):
-        command = [sys.executable, *start, "train", "sft", str(path), "--name", name, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        reports.append(json.loads(done.stdout))
-    assert reports[0]["steps"] == reports[1]["steps"]
-    assert list(reports[1]["held_out_loss"].values()) == pytest.approx(
-        list(reports[0]["held_out_loss"].values()), rel=1e-3
-    )
 
 
 @pytest.mark.slow
@@ -356,7 +232,7 @@ def test_spellings_of_a_held_out_task_are_held_out(tmp_path: Path) -> None:
         for at in range(20)
         for spelling, text in (("a", f"How far is town {at}?"), ("b", f"how far is TOWN {at}? "))
     ]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.2, seed=0)
+    data = read(tmp_path, rows, eval_fraction=0.2)
     train, held_out = (
         {part["prompt"][0]["content"].lower().strip() for part in parts} for parts in (data.train, data.held_out)
     )
@@ -364,20 +240,22 @@ def test_spellings_of_a_held_out_task_are_held_out(tmp_path: Path) -> None:
     assert (data.tasks, len(data.held_out)) == (20, 8)
 
 
-@pytest.mark.parametrize("categories", [["math", "code"], [f"kind {at}" for at in range(40)]])
-def test_column_task_of_other_files_holds_out_no_category(tmp_path: Path, categories: list[str]) -> None:
-    rows = [row(at, task=categories[at % len(categories)]) for at in range(200)]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
+@pytest.mark.parametrize(
+    ("categories", "more"),
+    [
+        (["math", "code"], {}),
+        ([f"kind {at}" for at in range(40)], {}),
+        (["math", "code"], {"rollout": 3}),
+        (["math", "code"], {"rollout": "r1", "split": "train"}),
+    ],
+    ids=["two", "forty", "beside a rollout", "beside a rollout and a split"],
+)
+def test_column_task_of_other_files_holds_out_no_category(tmp_path: Path, categories: list[str], more: Any) -> None:
+    rows = [row(at, task=categories[at % len(categories)], **more) for at in range(200)]
+    data = read(tmp_path, rows)
     assert (data.tasks, data.held_out_tasks, len(data.held_out), data.unused_ids) == (200, 20, 20, len(categories))
     learned = {rows[int(part["prompt"][0]["content"].split()[3])]["task"] for part in data.train}
     assert learned == set(categories)
-
-
-@pytest.mark.parametrize("more", [{"rollout": 3}, {"rollout": "r1"}, {"rollout": "r1", "split": "train"}])
-def test_a_category_beside_a_rollout_is_not_held_out_whole(tmp_path: Path, more: dict[str, Any]) -> None:
-    rows = [row(at, task=("code", "math")[at % 2], **more) for at in range(80)]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
-    assert (data.tasks, data.held_out_tasks, data.unused_ids) == (80, 8, 2)
 
 
 def said(role: str, text: str, **more: Any) -> dict[str, Any]:
@@ -413,7 +291,7 @@ def said(role: str, text: str, **more: Any) -> dict[str, Any]:
 def test_common_formats_of_peoples_files_are_read(
     tmp_path: Path, given: dict[str, Any], messages: list[dict[str, Any]]
 ) -> None:
-    data = read_sft(lines(tmp_path / "d.jsonl", [given]), min_quality=0.8, eval_fraction=0, seed=0)
+    data = read(tmp_path, [given], eval_fraction=0)
     assert [[*row["prompt"], *row["completion"]] for row in data.train] == [messages]
 
 
@@ -433,10 +311,10 @@ def test_common_formats_of_peoples_files_are_read(
 )
 def test_rows_that_would_lose_something_are_refused_by_line(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"d\.jsonl:1: "):
-        read_sft(lines(tmp_path / "d.jsonl", [given]), min_quality=0.8, eval_fraction=0, seed=0)
+        read(tmp_path, [given], eval_fraction=0)
 
 
 def test_prompts_of_one_exported_task_are_held_out_together(tmp_path: Path) -> None:
     rows = [row(at, task=f"t{at // 4}", rollout=f"r{at // 4}", t=at % 4) for at in range(80)]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
+    data = read(tmp_path, rows)
     assert (data.tasks, data.held_out_tasks, len(data.held_out), data.unused_ids) == (20, 2, 8, 0)

@@ -46,15 +46,9 @@ def searched(
     agent: Any = None, space: Space = TWO, *, url: str | None = None, name: str = "s", tasks: Any = TASKS, **config: Any
 ) -> Any:
     settings = SearchConfig(**{"trials": 30, **config})
-    study = open_study(name, url, space, settings)
-    return search(
-        AgentObjective(agent or Aims(), Aims.right),
-        tasks,
-        space,
-        settings,
-        study,
-        defaults=[Point("agent", {"temperature": 1.5, "max_steps": 30})],
-    )
+    study, objective = open_study(name, url, space, settings), AgentObjective(agent or Aims(), Aims.right)
+    default = Point("agent", {"temperature": 1.5, "max_steps": 30})
+    return search(objective, tasks, space, settings, study, defaults=[default])
 
 
 class Guesses(Agent):
@@ -75,17 +69,17 @@ def cool(request: Any) -> str:
     return json.dumps({"answer": "yes" if right else "no"})
 
 
-def tuned(tmp_path: Path, **options: Any) -> Any:
-    (tmp_path / "d.jsonl").write_text(
-        "".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100))
-    )
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
-    program = options.pop("program", Guesses())
-    return assay.tune(
-        program,
-        rubric=tmp_path / "r.yaml",
-        data=str(tmp_path / "d.jsonl"),
-        lm=options.pop("lm", scripted_lm(cool)),
-        store=tmp_path / ".assay" / "a.db",
-        **(({"trials": 12} if options.get("method", "optuna") == "optuna" else {}) | options),
-    )
+JOB: dict[str, Any] = {"rubric": "r.yaml", "data": "d.jsonl", "store": ".assay/a.db"}
+
+
+def write(folder: Path) -> None:
+    rows = [{"question": f"number {at} of all", "answer": "yes"} for at in range(100)]
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+
+
+def tuned(folder: Path, *, program: Any = None, **options: Any) -> Any:
+    write(folder)
+    job = {name: str(folder / path) for name, path in JOB.items()}
+    trials = {"trials": 12} if options.get("method", "optuna") == "optuna" else {}
+    return assay.tune(program or Guesses(), **{"lm": scripted_lm(cool), **job, **trials, **options})
