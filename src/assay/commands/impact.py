@@ -121,8 +121,6 @@ class Impact(Reported, Trusting, InStore, NewArtifact, ParameterJob):
             if (warning := too_few_to_score(job.splits.sizes(), "val")) is not None:
                 progress.say(f"warning: {warning}")
                 notes.append(warning)
-            measured = checked(job, job.splits.val)
-            notes += [*(measured.warnings if measured else ()), *see_models(job)]
             space = space_of(job, config, progress)
             name = space.programs[0]
             parameters = job.recorded.settings["parameters"]
@@ -132,6 +130,8 @@ class Impact(Reported, Trusting, InStore, NewArtifact, ParameterJob):
             folder = _create_folder(
                 Path(self.out) if self.out else place_in(home_of(self.store) / "impact", class_name)
             )
+            measured = checked(job, job.splits.val)
+            notes += [*(measured.warnings if measured else ()), *see_models(job)]
             start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
             with job.session.phase("impact"):
                 effects = impact(
