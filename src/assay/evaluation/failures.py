@@ -17,6 +17,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
+from assay.models.limits import OverTime
 from assay.programs.foreign.runners import AgentFailed
 from assay.rubrics.scoring import ScoredRun
 from assay.support.package import OWN_FOLDERS
@@ -127,6 +128,9 @@ def correction(error: BaseException) -> str:
     """What to correct after an exception of a program: the address where no server listens, or the program."""
     if (address := refused_address(error)) is not None:
         return f". No server listens at {address}: start it, or correct the address that the program calls"
+    own = any(_in_program_files(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    if isinstance(error, OverTime) and not own:  # an agent in another process: the traceback is of what waited for it
+        return ". Correct the agent, or allow it more time"
     return f"\n{program_traceback(error)}\nCorrect the program"
 
 
