@@ -1,10 +1,6 @@
 """Responses of a judge's model: refusals, empty outputs, servers without token probabilities, decision models."""
 
-import json
 import math
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import dspy
@@ -14,48 +10,13 @@ from assay.errors import ConfigError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.deciding import JudgeDecider
 from assay.judges.loading import load_judge
-from assay.judges.reading import scale_masses
 from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import scripted_lm
+from rigs.serving import answering
 
 GOOD = JudgeSpec(text="Is it good?")
 REFUSAL = {"I": 0.9975, "yes": 0.0014, "no": 0.0001}
-
-Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
-    """Starts an OpenAI-compatible server: request -> (status, body). Gives its address and the requests it has had."""
-    servers: list[ThreadingHTTPServer] = []
-
-    def start(answer: Answer) -> tuple[str, list[dict[str, Any]]]:
-        observed: list[dict[str, Any]] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                observed.append(body)
-                status, result = answer(body)
-                data = json.dumps(result).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/v1", observed
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def completion(text: str, top: dict[str, float] | None = None) -> dict[str, Any]:
@@ -108,13 +69,6 @@ def test_a_refusal_in_any_words_is_unscored(probabilities: dict[str, float]) -> 
         judged(PointwiseJudge(GOOD), lambda request: probabilities)
 
 
-def test_mass_is_compared_with_the_sum_of_the_other_reported_tokens() -> None:
-    # a small model spreads its probability: 0.07 on the scale against 0.30 on the next word is a reading
-    verdict = judged(PointwiseJudge(GOOD), lambda request: {"The": 0.3, "yes": 0.05, "no": 0.02})
-    assert verdict.verdict == "yes"
-    assert scale_masses([verdict.raw]) == [pytest.approx(0.07)]
-
-
 def test_the_first_letter_of_a_refusal_is_not_a_scale_word() -> None:
     spec = JudgeSpec(text="Is it right?", scale=("incorrect", "correct"))
     with pytest.raises(NoGrade, match=r"99\.00% on 'I'"):
@@ -148,34 +102,26 @@ def test_a_listwise_judge_falls_back_to_written_verdicts() -> None:
         assert set(ListwiseJudge(GOOD, orders=2)(task_input="q", outputs={"x": "1", "y": "2"}).grades) == {"x", "y"}
 
 
-def test_a_server_with_logprobs_is_read_from_its_probabilities(serve: Any) -> None:
-    address, requests = serve(lambda body: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1})))
-    with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
-        verdict = PointwiseJudge(GOOD)(task_input="q", output="x")
+def test_a_server_with_logprobs_is_read_from_its_probabilities() -> None:
+    with answering(lambda *_: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1}))) as served:
+        address, requests = served
+        with dspy.context(lm=get_lm("openai/some-judge", api_base=f"{address}/v1", api_key="none")):
+            verdict = PointwiseJudge(GOOD)(task_input="q", output="x")
     assert (verdict.verdict, verdict.confidence) == ("yes", pytest.approx(0.8 / 0.9, abs=1e-3))
     assert (requests[0]["logprobs"], requests[0]["top_logprobs"]) == (True, 20)
 
 
-def test_a_server_without_logprobs_is_read_from_its_text(serve: Any) -> None:
-    address, requests = serve(lambda body: (200, completion('{"verdict": "no"}')))
-    with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
-        judge = PointwiseJudge(GOOD)
-        assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
-    assert len(requests) == 4
-
-
-def test_a_server_that_refuses_logprobs_is_read_from_its_text(serve: Any) -> None:
-    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        if body.get("logprobs"):
-            return 400, {
-                "error": {"message": "logprobs are not supported with this model", "type": "invalid_request_error"}
-            }
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_server_without_logprobs_is_read_from_its_text(refuses: bool) -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if refuses and body.get("logprobs"):
+            return 400, {"error": {"message": "logprobs are not supported with this model"}}
         return 200, completion('{"verdict": "no"}')
 
-    address, requests = serve(answer)
-    with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
+    with answering(answer) as (address, requests):
         judge = PointwiseJudge(GOOD)
-        assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
+        with dspy.context(lm=get_lm("openai/some-judge", api_base=f"{address}/v1", api_key="none")):
+            assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
     assert len(requests) == 4
 
 

@@ -1,6 +1,5 @@
 """Token alternatives: which are kept, and bounded memory over many calls."""
 
-import gc
 import math
 import re
 import sqlite3
@@ -13,16 +12,12 @@ import pytest
 from dspy import lm15
 from dspy.lm15 import TokenLogprob, TopLogprob
 
-from assay.datasets import Task
-from assay.evaluation import RecordedProgram, Session, evaluate
-from assay.models import Call, Meter, ResponseCache
+from assay.models import Call, ResponseCache
 from assay.models.alternatives import pruned_reply
 from assay.models.cache import CacheError
 from assay.models.lm import with_recording
 from assay.models.scope import alternatives_of
-from assay.rubrics import Criterion, Rubric
 from assay.testing import ScriptedEngine
-from assay.traces import Recorder, Store
 
 WRITTEN = ["{", '"thought"', ": ", '"so"', ", ", '"action"', ': "', "search", "_", "db", '"', "}"]
 
@@ -90,50 +85,3 @@ def test_a_cache_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) 
         ResponseCache(tmp_path / "new.db")
     with closing(sqlite3.connect(place)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("responses",)]
-
-
-class Asks(dspy.Module):  # type: ignore[misc]
-    """Requests alternatives without DSPy's adapter, which takes most of a scripted call's time."""
-
-    def forward(self, question: str) -> Any:
-        [result] = dspy.settings.lm(question, logprobs=True, top_logprobs=20)
-        prediction = dspy.Prediction(answer=result["text"], logprobs=result["logprobs"])
-        dspy.settings.trace.append((self, {"question": question}, prediction))  # DSPy's predictors do the same
-        return prediction
-
-
-def resident_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's resident size")
-def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
-    """Measured over a tenth of the calls."""
-    text = ["[[ ## answer ## ]]\n", "four", *"12345678", "\n\n[[ ## completed ## ]]"]
-    with Store(tmp_path / "s.db") as store:
-        recorder, meter = Recorder(store), Meter()
-        cache = ResponseCache(tmp_path / "c.db")
-        lm = spelled_lm(
-            Spelled(text, {str(at): 0.05 for at in range(20)}), meter=meter, cache=cache, observers=[recorder.observe]
-        )
-        rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
-        session = Session(lm, rubric, recorder, meter, "asks", threads=1)
-        program = RecordedProgram(Asks(), session)
-        long = "word " * 100
-
-        def round_of(start: int, count: int) -> None:
-            tasks = [Task(id=str(at), inputs={"question": f"{long}{at}"}) for at in range(start, start + count)]
-            with session.context():
-                evaluate(program, tasks, session)
-            session.tasks.clear()
-            store.flush()
-            gc.collect()
-
-        for start in (0, 250):  # the first calls fill buffers and caches
-            round_of(start, 250)
-        before = resident_mb()
-        for start in (500, 750):
-            round_of(start, 250)
-        assert meter.usage.calls == 1000
-        assert resident_mb() - before <= 100 / 10

@@ -68,16 +68,10 @@ def called(folder: Path, version: str, *arguments: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("version", "command", "arguments"),
-    [("3.6.0", "evaluate", TASK), ("3.4.0", "compile", TASK), ("main", "run", ["question=2"])],
-)
-def test_a_command_refuses_an_unsupported_version_in_one_line(
-    tmp_path: Path, version: str, command: str, arguments: list[str]
-) -> None:
-    result = called(tmp_path, version, command, "qa", *arguments, "--model", "openai/x", "--json")
+def test_a_command_refuses_an_unsupported_version_in_one_line(tmp_path: Path) -> None:
+    result = called(tmp_path, "3.6.0", "evaluate", "qa", *TASK, "--model", "openai/x", "--json")
     assert (result.returncode, result.stdout) == (2, "")
-    assert [version in line for line in result.stderr.splitlines()] == [True]
+    assert ["3.6.0" in line for line in result.stderr.splitlines()] == [True]
 
 
 @pytest.mark.slow

@@ -90,13 +90,6 @@ def test_seeds_are_of_the_prompt_and_the_sample_and_the_same_for_each_entry(entr
 
 
 @every_entry
-def test_without_a_seed_none_is_sent(entry: str) -> None:
-    lm, requests, _ = model()
-    ENTRIES[entry](lm, "one")
-    assert [request.config.seed for request in requests] == [None]
-
-
-@every_entry
 def test_a_repeated_call_of_a_rollout_is_a_sample_of_its_own(entry: str) -> None:
     lm, requests, calls = model(cache=ResponseCache(), seed=7)
     with repeats_numbered():

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from steps import calls_in
 
 from assay.errors import BudgetExceeded
-from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
+from assay.models import Caps, Meter, ResponseCache, with_recording
 from assay.models.cache import Ledger
 from assay.models.meter import spent_before
 from assay.models.recording import bill_answered
@@ -129,12 +128,6 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     assert meter(tmp_path / "calls.db").usage.calls in (text, text + 1)
 
 
-def test_the_ledger_adds_the_same_work_to_each_call(tmp_path: Path) -> None:
-    by = meter(tmp_path / "calls.db")
-    steps = [calls_in(lambda at=at: answered(by, f"{at:064x}")) for at in range(20)]  # type: ignore[misc]
-    assert max(steps[1:]) < 500
-
-
 @pytest.mark.parametrize("spoilt", [b"", b"no database at all" * 100])
 def test_a_damaged_ledger_does_not_stop_a_run(tmp_path: Path, spoilt: bytes) -> None:
     (tmp_path / "calls.db").write_bytes(spoilt)
@@ -150,10 +143,6 @@ def test_calls_without_a_key_are_recorded_as_new_calls(tmp_path: Path) -> None:
         answered(by, "")
         answered(by, "")
     assert (meter(path).usage.calls, meter(path).usage.tokens, meter(path).usage.repeated) == (4, 48, 0)
-
-
-def test_a_model_outside_a_run_needs_no_ledger() -> None:
-    assert get_lm("openai/x", cache=ResponseCache()).recording.meter.ledger is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="files have no limit of size")

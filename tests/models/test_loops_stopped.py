@@ -8,7 +8,7 @@ import pytest
 from dspy import lm15
 
 from assay.errors import ConfigError, FailureKind, LoopStopped
-from assay.models import Call, ResponseCache, get_lm
+from assay.models import Call, ResponseCache, get_lm, with_recording
 from assay.programs.tool_agent import ToolAgent
 from assay.testing.fakes import scripted_lm
 
@@ -36,8 +36,6 @@ class Cut:
 
 
 def looping(text: str, **recording: Any) -> Any:
-    from assay.models import with_recording
-
     engine = Cut(text)
     lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=2), **recording)
     lm.scripted = engine
@@ -81,7 +79,7 @@ def test_hosted_models_cannot_be_stopped() -> None:
 @pytest.mark.model
 def test_an_embedded_model_is_stopped_long_before_its_limit(embedded: str) -> None:
     calls: list[Call] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=400, stop_loops=True, observers=[calls.append])
+    lm = get_lm(embedded, temperature=0.0, max_tokens=800, stop_loops=True, observers=[calls.append])
     with pytest.raises(LoopStopped):
         lm("Repeat the word hello forever without stopping." + " hello" * 14)
     (call,) = calls

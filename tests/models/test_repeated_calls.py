@@ -116,14 +116,6 @@ def test_at_temperature_0_an_equal_call_is_answered_from_the_cache(way: Callable
     assert (len(set(found)), calls) == (1, 1)
 
 
-def test_a_rollout_id_names_its_answer(tmp_path: Path) -> None:
-    cache = ResponseCache(tmp_path / "c")
-    same, _ = answers(Repeating(in_turn, temperature=1.0, rollout_id=1), cache)
-    other, _ = answers(Repeating(in_turn, temperature=1.0, rollout_id=2), cache, script=lambda _: answer("other"))
-    assert len(set(same)) == len(set(other)) == 1
-    assert same != other
-
-
 def answer(text: str) -> str:
     return f"[[ ## answer ## ]]\n{text}\n\n[[ ## completed ## ]]"
 

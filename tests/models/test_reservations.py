@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.models import Call, Caps, Meter
-from assay.models.limits import OverTime, asking_model, limited, within_limit
+from assay.models.limits import OverTime, limited, within_limit
 from assay.models.meter import Reservation
 from assay.testing import scripted_lm
 
@@ -205,23 +205,3 @@ def test_ctrl_c_does_not_interrupt_a_call_of_the_main_thread() -> None:
         signal.signal(signal.SIGINT, before)
     assert meter.land(FOREVER_S) == 0
     assert [call.output for call in calls] == ["yes"]
-
-
-def test_an_abandoned_call_is_not_stopped_while_a_model_is_asked() -> None:
-    ended = list[str]()
-
-    def run() -> None:
-        with asking_model():
-            end = time.monotonic() + 0.3
-            while time.monotonic() < end:
-                time.sleep(0.01)
-            ended.append("answered")
-        ended.append("went on")
-
-    with limited(0.1), pytest.raises(OverTime):
-        within_limit(run, "the run")
-    deadline = time.monotonic() + FOREVER_S
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.05)
-    assert ended == ["answered"]

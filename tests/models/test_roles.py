@@ -91,12 +91,6 @@ def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Pa
     assert not [key for key in KEYS.values() if key.encode() in text]
 
 
-def test_unused_settings_do_not_change_a_jobs_key() -> None:
-    config = Compile(program="p", rubric="r", data="d")
-    assert config.key == Compile(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
-    assert config.key != Compile(program="p", rubric="r", data="d", judge_api_base="http://one").key
-
-
 def test_a_model_file_is_loaded_by_path_with_its_own_template(small_embedded: str, tmp_path: Path) -> None:
     path = tmp_path / "own model+1.gguf"
     path.symlink_to(find_model(small_embedded))

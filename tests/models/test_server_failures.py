@@ -99,44 +99,41 @@ def test_a_server_that_breaks_off_is_an_error_and_not_an_answer(server: str) -> 
         lm_for(server, [], Meter(), num_retries=0)("hi")
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_text_model_gets_the_same_requests_as_without_recording(server: str, n: int) -> None:
+    text = {"id": "1", "object": "text_completion", "created": 1, "model": "m"}
+    Handler.plan = [{**text, "choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}] * 4
+    Handler.requests = []
+    plain = dspy.LM("openai/m", api_base=server, api_key="k", cache=False, num_retries=0, model_type="text", top_p=0.5)
+    recorded = with_recording(plain, observers=[lambda call: None])
+    plain("hello")
+    assert recorded("hello", n=n) == ["a"] * n
+    first, *others = ({key: body[key] for key in ("model", "prompt", "top_p")} for body in Handler.requests)
+    assert others == [first] * n
+
+
+HALF = {"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "stop"}
 NO_ANSWERS = [
-    {"foo": 1},
-    {"choices": []},
-    {"choices": [None]},
-    {"choices": [{}]},
-    {"choices": None},
-    {"error": "overloaded"},
-    {"error": {"message": "overloaded"}},
+    *({}, {"foo": 1}, {"choices": []}, {"choices": [None]}, {"choices": [{}]}, {"choices": None}),
+    *({"error": "overloaded"}, {"error": {"message": "overloaded"}}),
     {"error": {"message": "overloaded"}, "choices": []},
-    {},
-    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "error"}]},
-    {
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "half"},
-                "finish_reason": "stop",
-                "error": {"message": "died"},
-            }
-        ]
-    },
+    {"choices": [{**HALF, "finish_reason": "error"}]},
+    {"choices": [{**HALF, "error": {"message": "died"}}]},
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "litellm"])
-@pytest.mark.parametrize("reply", NO_ANSWERS, ids=str)
+@pytest.mark.parametrize(
+    ("reply", "engine"),
+    [*((reply, "auto") for reply in NO_ANSWERS), *((NO_ANSWERS[at], "litellm") for at in (2, 7, 9))],
+)
 def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(
     server: str, reply: dict[str, object], engine: str
 ) -> None:
     Handler.plan, calls, meter = [reply], [], Meter()
-    lm = with_recording(
-        dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0),
-        observers=[calls.append],
-        meter=meter,
-    )
+    plain = dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0)
     with pytest.raises(LMError):
-        lm("hi")
+        with_recording(plain, observers=[calls.append], meter=meter)("hi")
     assert [(call.failure, call.output, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
     assert meter.usage.errors == 1
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 
-__all__ = ["chat_completion", "gateway_process", "get", "post", "send", "served"]
+__all__ = ["answering", "chat_completion", "gateway_process", "get", "post", "send", "served"]
 
 
 @contextmanager
@@ -37,6 +37,28 @@ def served(app: web.Application, listener: Listener | None = None) -> Iterator[s
         asyncio.run_coroutine_threadsafe(listener.close(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+
+
+@contextmanager
+def answering(answer: Callable[[str, Any], tuple[int, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a server, and the bodies that were posted to it.
+
+    Args:
+        answer: path and body of a request (None of a GET) -> status and JSON of the response.
+    """
+    bodies: list[Any] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        body = await request.json() if request.method == "POST" else None
+        if body is not None:
+            bodies.append(body)
+        status, response = answer(request.path, body)
+        return web.json_response(response, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    with served(app) as url:
+        yield url, bodies
 
 
 def chat_completion(model: str, text: str) -> web.Response:
