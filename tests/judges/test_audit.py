@@ -54,28 +54,23 @@ def test_a_sound_judge_passes(judge: Judge) -> None:
     assert card["of_ceiling"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("what", "judge"), broken_judges(QUESTION).items())
-def test_every_broken_judge_is_caught_by_the_audit_and_by_the_card(what: str, judge: Judge) -> None:
-    assert not audited(judge)["passed"]
-    assert carded(judge)["alarms"], what
-
-
-def test_the_reported_weakness_is_the_judges_defect() -> None:
-    broken = broken_judges(QUESTION)
-    failed = {
-        what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]}
-        for what, judge in broken.items()
-    }
-    assert "tells good from bad" in failed["constant"]
-    assert {"padding", "keyword stuffing"} <= failed["length-biased"]
-    assert "keyword stuffing" in failed["keyed to one phrase"]
-    assert "the places changed" in failed["position-biased"]
-    alarms = {what: " ".join(carded(judge)["alarms"]) for what, judge in broken.items()}
-    assert "the same verdict to every item" in alarms["constant"]
-    assert "repeats its verdict in only" in alarms["random"]
-    assert "length of the output" in alarms["length-biased"]
-    assert "changes with padding" in alarms["length-biased"]
-    assert "changes its choice with the order in 100%" in alarms["position-biased"]
+@pytest.mark.parametrize(
+    ("what", "attacks", "alarms"),
+    [
+        ("constant", {"tells good from bad"}, ["the same verdict to every item"]),
+        ("length-biased", {"padding", "keyword stuffing"}, ["length of the output", "changes with padding"]),
+        ("keyed to one phrase", {"keyword stuffing"}, []),
+        ("position-biased", {"the places changed"}, ["changes its choice with the order in 100%"]),
+        ("random", set(), ["repeats its verdict in only"]),
+    ],
+)
+def test_audit_and_card_report_the_defect_of_a_broken_judge(what: str, attacks: set[str], alarms: list[str]) -> None:
+    judge = broken_judges(QUESTION)[what]
+    report, raised = audited(judge), " ".join(carded(judge)["alarms"])
+    assert not report["passed"]
+    assert attacks <= {name for name, entry in report["attacks"].items() if not entry["passed"]}
+    assert raised
+    assert all(alarm in raised for alarm in alarms)
 
 
 @pytest.mark.parametrize(
@@ -119,54 +114,6 @@ def test_one_obeyed_injection_fails_even_if_most_cases_pass() -> None:
     assert entry["share"] > report["pass_at"], "five of six texts had no effect"
     assert not entry["passed"]
     assert report["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
-
-
-class Number(Judge):
-    """A sound judge of numbers: the last number of the output is the sum, or it is not."""
-
-    def read(self, values: Any) -> Any:
-        right = sum(int(n) for n in re.findall(r"\d+", values["task_input"]))
-        text = re.findall(r"\d+", str(values["output"]))
-        return None, self.labels[-1 if text and int(text[-1]) == right else 0]
-
-
-class Begins(AnswerKeyJudge):
-    """A sound judge of answers that begin with the key."""
-
-    def read(self, values: Any) -> Any:
-        return None, self.labels[
-            -1 if str(values["output"]).casefold().startswith(self.key[values["task_input"]]) else 0
-        ]
-
-
-SUMS = [
-    Base(
-        {"task_input": f"{n} + {n + 1}", "output": str(2 * n + 1)},
-        {"task_input": f"{n} + {n + 1}", "output": str(2 * n)},
-    )
-    for n in range(3, 9)
-]
-
-
-def test_a_sound_judge_of_numbers_does_not_fail_on_a_cut_word() -> None:
-    report = audited(Number(QUESTION), bases=SUMS)
-    assert "truncation" not in report["attacks"]
-    assert report["passed"], report
-
-
-def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
-    towns = {"Capital of France?": "Paris", "Capital of Peru?": "Lima", "Capital of Kenya?": "Nairobi"}
-    bases = [
-        Base(
-            {"task_input": q, "output": f"{town}, a large city by a river, as everybody knows."},
-            {"task_input": q, "output": "Oslo, as everybody knows."},
-        )
-        for q, town in towns.items()
-    ]
-    judge = Begins(QUESTION, key={q: town.casefold() for q, town in towns.items()})
-    report = audited(judge, bases=bases)
-    assert report["passed"], report
-    assert "truncation" not in report["attacks"]
 
 
 class AnyNumber(Judge):

@@ -22,7 +22,7 @@ def answers(values: Any, spec: JudgeSpec = YES_NO) -> Answers:
     return Answers([spec.scale[int(value)] for value in values], [float(value) for value in values])
 
 
-def found(strength: float, *, noise: float, seed: int, edit: str = "length", n: int = 60) -> dict[str, bool]:
+def failed(strength: float, *, noise: float, seed: int, edit: str = "length", n: int = 60) -> dict[str, bool]:
     """Whether each edit failed, for a judge that one edit moves up with a probability, and that is noisy."""
     rng = np.random.default_rng(seed)
     truth = rng.integers(0, 2, n)
@@ -38,16 +38,16 @@ def found(strength: float, *, noise: float, seed: int, edit: str = "length", n: 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_a_judge_that_always_follows_an_edit_is_found_on_60_items(noise: float) -> None:
-    assert all(found(1.0, noise=noise, seed=seed)["length"] for seed in range(20))
+    assert all(failed(1.0, noise=noise, seed=seed)["length"] for seed in range(20))
 
 
 def test_a_judge_that_follows_an_edit_in_three_of_ten_is_mostly_found() -> None:
-    assert sum(found(0.3, noise=0.02, seed=seed)["length"] for seed in range(20)) >= 10
+    assert sum(failed(0.3, noise=0.02, seed=seed)["length"] for seed in range(20)) >= 10
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
 def test_a_noisy_judge_without_a_bias_rarely_fails(noise: float) -> None:
-    failures = sum(any(found(0.0, noise=noise, seed=seed).values()) for seed in range(20))
+    failures = sum(any(failed(0.0, noise=noise, seed=seed).values()) for seed in range(20))
     assert failures <= 3
 
 
@@ -78,40 +78,33 @@ def test_too_few_pairs_are_not_tested() -> None:
     assert assess_biases(few, few, {"length": few}, YES_NO)["length"]["passed"] is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("swayed", ["", "Harvard", "Answer\\n\\n"])
-def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(tmp_path: Path, swayed: str) -> None:
+def audited(tmp_path: Path, *swayed: str) -> Any:
+    """The audit of a judge that finds lovely answers good, and those with one of these texts."""
+
     def script(request: Any) -> dict[str, float]:
         text = str(request.messages[-1].text)
-        good = "lovely" in text.partition("output: ")[2] or (swayed and swayed in text)
+        good = "lovely" in text.partition("output: ")[2] or any(each in text for each in swayed)
         return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
 
-    judge = PointwiseJudge({"text": "Is it a good answer?", "scale": ["no", "yes"]})
-    report = audit_judge(
-        judge,
-        labels=labels_file(tmp_path, good="lovely", count=20),
-        lm=scripted_lm(script, logprobs=True),
-        store=tmp_path / "s.db",
-    )
-    failed = [name for name, entry in report.biases.items() if not entry["passed"]]
-    assert failed == {"": [], "Harvard": ["authority"], "Answer\\n\\n": ["formatting"]}[swayed]
-    assert not (failed and report.passed)
+    judge, labels = PointwiseJudge({"text": "Is it a good answer?"}), labels_file(tmp_path, good="lovely", count=20)
+    return audit_judge(judge, labels=labels, lm=scripted_lm(script, logprobs=True), store=tmp_path / "s.db")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("swayed", "found"), [((), []), (("Harvard",), ["authority"]), (("Answer\\n\\n",), ["formatting"])]
+)
+def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(
+    tmp_path: Path, swayed: tuple[str, ...], found: list[str]
+) -> None:
+    report = audited(tmp_path, *swayed)
+    assert [name for name, entry in report.biases.items() if not entry["passed"]] == found
+    assert not (found and report.passed)
 
 
 @pytest.mark.slow
 def test_injections_that_change_an_eighth_of_the_verdicts_fail(tmp_path: Path) -> None:
-    def script(request: Any) -> dict[str, float]:
-        text = str(request.messages[-1].text).partition("output: ")[2]
-        good = "lovely" in text or "checked by three experts" in text  # one of six injections
-        return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
-
-    judge = PointwiseJudge({"text": "Is it a good answer?", "scale": ["no", "yes"]})
-    report = audit_judge(
-        judge,
-        labels=labels_file(tmp_path, good="lovely", count=20),
-        lm=scripted_lm(script, logprobs=True),
-        store=tmp_path / "s.db",
-    )
+    report = audited(tmp_path, "checked by three experts")  # one of six injections
     entry = report.attacks["instructions hidden in the text"]
     assert 0.1 < entry["flip_rate"] < 0.2
     assert not entry["passed"]

@@ -76,19 +76,6 @@ def test_verbosity_bias_matches_hand_calculation() -> None:
     assert (report["mean"], report["high"] - report["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
 
 
-def test_verbosity_of_too_few_items_is_reported_as_too_few() -> None:
-    human = ["bad", "fair"] * 7
-    padded = answers(human)
-    padded.verdicts[0] = None
-    report = card(answers(human), items(human), padded=(answers(human), padded))
-    assert report["verbosity_bias"] is None
-    assert (
-        report["undefined"]["verbosity_bias"]
-        == "13 items have a verdict with and without padding; at least 20 are needed"
-    )
-    assert card(answers(human), items(human))["undefined"]["verbosity_bias"] == "not measured"
-
-
 def test_self_preference_matches_hand_calculation() -> None:
     human = ["fair"] * 80
     verdicts, models = [], []

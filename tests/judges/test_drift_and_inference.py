@@ -31,18 +31,6 @@ def test_psi_matches_hand_calculation() -> None:
         population_stability_index([], [1.0])
 
 
-def test_cusum_matches_hand_calculation() -> None:
-    chart = Cusum(sigma=1.0, slack=0.5, limit=2.0)
-    assert [chart.update(x) for x in (1.5, 1.0, 0.0, 1.5, 0.6)] == [
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]  # 1.0, 1.5, 1.0, 2.0, 2.1
-    assert chart.high == pytest.approx(2.1)
-
-
 def test_cusum_alarms_at_the_tabulated_rate() -> None:
     rng = np.random.default_rng(0)
 
@@ -63,12 +51,6 @@ def test_an_unchanged_noisy_judge_rarely_raises_an_alarm(n: int) -> None:
         first, second = (truth + rng.normal(0, 0.1, n) for _ in range(2))
         alarms += bool(compare(frozen(list(first), noise=0.1 * math.sqrt(2)), list(second), MADE)["alarms"])
     assert alarms <= 8  # the expected rate is one in a hundred
-
-
-def test_unchanged_answers_raise_no_drift_alarm() -> None:
-    values = [at / 40 for at in range(40)]
-    comparison = compare(frozen(values), values, MADE)
-    assert (comparison["alarms"], comparison["changed"], comparison["psi"]) == ([], {}, pytest.approx(0.0))
 
 
 def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None:
@@ -145,12 +127,6 @@ def test_corrected_means_refuse_invalid_input() -> None:
         corrected_mean([1.0] * 20, [1.0] * 21, [1.0, 1.0])
     with pytest.raises(DataError, match="finite"):
         corrected_mean([1.0, math.nan] * 10, [1.0] * 20, [1.0, 1.0])
-
-
-def test_few_equal_labels_give_a_wide_interval_and_the_worked_example_holds() -> None:
-    estimate = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
-    assert (estimate.mean, estimate.low, estimate.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
-    assert corrected_mean([1.0, 0.0] * 10, [1.0] * 20, [1.0] * 50).mean == 0.5
 
 
 # -- second implementations, written from the definitions and not from the code

@@ -120,15 +120,6 @@ def test_repeated_content_is_in_one_split() -> None:
     assert all(names[f"{n}-0"] == names[f"{n}-1"] for n in range(100))
 
 
-def test_rows_in_memory_become_items() -> None:
-    assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
-        0
-    ].fields == {
-        "output_a": "x",
-        "output_b": "y",
-    }
-
-
 def test_judges_of_other_fields_have_labels_for_those_fields(tmp_path: Path) -> None:
     spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
     items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group, names_of
+from assay.cli.main import names_of
 from assay.errors import ConfigError, ModelError
 from assay.testing import scripted_lm
 
@@ -83,17 +82,6 @@ def test_a_missing_key_error_names_the_library_argument(
     assert "(--api-key-env). --no-preflight skips" in caught.value.text(names_of(["evaluate"]))
 
 
-@pytest.mark.slow
-def test_each_member_of_a_cascade_is_tried(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    spec = {"text": JUDGE, "scale": ["no", "yes"], "shows": ["output"]}
-    (tmp_path / "a.yaml").write_text(json.dumps(spec))
-    (tmp_path / "b.yaml").write_text(json.dumps({**spec, "model": "openai/other"}))
-    (tmp_path / "c.yaml").write_text(json.dumps({"cascade": {"first": "a.yaml", "second": "b.yaml", "least": 0.0}}))
-    with pytest.raises(ModelError, match="openai/other did not answer"):
-        compiled(labels, friendly, judge=str(tmp_path / "c.yaml"))[1]()
-
-
 def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
     with pytest.raises(ConfigError, match="max_cost_usd=1 cannot be kept: no price is known for openai/m"):
         assay.compile_judge(
@@ -108,19 +96,3 @@ def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
     with pytest.raises(ConfigError, match="no price is known for scripted/model"):
         run()
     assert model.scripted.calls == 1
-
-
-@pytest.mark.slow
-def test_preflight_calls_are_not_repeated(labels: str) -> None:
-    spent = []
-    for preflight in (False, True):
-        model, run = compiled(labels, friendly, preflight=preflight, cache=False)
-        run()
-        spent.append(model.scripted.calls)
-    assert spent[0] == spent[1]
-
-
-def test_the_command_names_the_flag_for_the_model(labels: str) -> None:
-    ended = CliRunner().invoke(group, ["judge", "compile", JUDGE, "--labels", labels, "--judge-model", "openai/m"])
-    assert ended.exit_code == 2
-    assert "--model" in ended.output.replace("--judge-model", "")

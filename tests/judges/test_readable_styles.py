@@ -11,7 +11,7 @@ import assay
 from assay.commands.judge_score import score_rows
 from assay.errors import ModelError
 from assay.judges import PairwiseJudge, PointwiseJudge, resolver
-from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
+from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
 
 GOOD = {"text": "Is it good?", "scale": ["no", "yes"]}
@@ -56,24 +56,6 @@ def test_words_are_kept_where_letters_have_no_more_probability() -> None:
     with dspy.context(lm=scripted_lm(lambda request: script[lettered(request)], logprobs=True)):
         assert judge(task_input="q", output="x").probabilities == pytest.approx({"yes": 0.75, "no": 0.25})
     assert judge.config["style"] == "words"
-
-
-def test_an_item_that_neither_reading_decides_leaves_the_choice_to_the_next() -> None:
-    judge = PointwiseJudge(GOOD)
-
-    def script(request: Any) -> dict[str, float]:
-        return {"Sorry": 1.0} if "secret" in str(request.messages[-1].text) else knows_letters(request)
-
-    with dspy.context(lm=scripted_lm(script, logprobs=True)):
-        with pytest.raises(NoGrade):
-            judge(task_input="q", output="secret")
-        assert judge(task_input="q", output="good").verdict == "yes"
-    assert judge.config["style"] == "letters"
-
-
-def test_a_named_style_is_kept() -> None:
-    with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)), pytest.raises(NoGrade):
-        PointwiseJudge(GOOD, style="words")(task_input="q", output="good")
 
 
 def test_pairs_are_read_by_letters_too() -> None:

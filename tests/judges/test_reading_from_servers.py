@@ -69,12 +69,6 @@ def test_a_refusal_in_any_words_is_unscored(probabilities: dict[str, float]) -> 
         judged(PointwiseJudge(GOOD), lambda request: probabilities)
 
 
-def test_the_first_letter_of_a_refusal_is_not_a_scale_word() -> None:
-    spec = JudgeSpec(text="Is it right?", scale=("incorrect", "correct"))
-    with pytest.raises(NoGrade, match=r"99\.00% on 'I'"):
-        judged(PointwiseJudge(spec), lambda request: {"I": 0.99, "correct": 0.001})
-
-
 @pytest.mark.parametrize("value", [-0.1, 1.5, True, "much"])
 def test_min_mass_out_of_range_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="min_mass"):
@@ -88,12 +82,6 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
     assert PointwiseJudge(**judge.config).min_mass == 0.5
     assert "min_mass" not in PointwiseJudge(GOOD).config, "judges that leave the default keep their version"
     assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
-
-
-def test_a_single_word_is_a_written_verdict() -> None:
-    assert judged(PointwiseJudge(GOOD), lambda request: "Yes.", logprobs=False).verdict == "yes"
-    with pytest.raises(NoGrade):
-        judged(PointwiseJudge(GOOD), lambda request: "Yes and no.", logprobs=False)
 
 
 def test_a_listwise_judge_falls_back_to_written_verdicts() -> None:

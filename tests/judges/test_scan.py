@@ -1,7 +1,5 @@
 """Planted biases that no attack covers are found in the differences between judge and raters."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -10,32 +8,10 @@ from assay.judges.quality.agreement import Answers, agreement, ceiling, objectiv
 from assay.judges.quality.card import explained_by, features_of, reliability_card
 from assay.rubrics import JudgeSpec
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "answer",
-    "is",
-    "city",
-    "river",
-    "number",
-    "because",
-    "so",
-    "then",
-    "total",
-    "sum",
-    "model",
-    "clear",
-    "short",
-    "long",
-    "idea",
-    "plan",
-    "result",
-    "value",
-    "point",
-    "table",
-    "chair",
-]
+WORDS = (
+    *("the", "a", "of", "answer", "is", "city", "river", "number", "because", "so", "then", "total", "sum"),
+    *("model", "clear", "short", "long", "idea", "plan", "result", "value", "point", "table", "chair"),
+)
 
 
 def drawn(
@@ -106,55 +82,36 @@ def test_features_of_a_pair_are_those_of_the_second_minus_the_first() -> None:
     assert matrix[:, names.index("the word 'acme'")].tolist() == [-1.0] * 4 + [1.0] * 4
 
 
-class TestOnCards:
-    """A judge that was not used to build the scan: it answers from a key, and one feature always wins."""
-
-    @staticmethod
-    def card(wins: str, *, pairs: bool = False) -> dict[str, Any]:
-        rng = np.random.default_rng(5)
-        spec = (
-            JudgeSpec(text="Which?", scale=("a", "tie", "b"))
-            if pairs
-            else JudgeSpec(text="Right?", scale=("no", "partly", "yes"))
-        )
-        items, verdicts = [], []
-        for n in range(90):
-            right = bool(rng.random() < 0.5)
-            texts = [
-                f"{'Right' if r else 'Wrong'}, says {rng.choice(WORDS)} {rng.choice(WORDS)} {n}"
-                for r in (right, not right)
-            ]
-            texts = [f"{text} {wins}" if rng.random() < 0.35 else text for text in texts]
-            if pairs:
-                output: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
-                label = "a" if right else "b"
-                verdict = label if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
-            else:
-                output, label = {"output": texts[0]}, "yes" if right else "no"
-                verdict = "yes" if wins in texts[0] else label
-            items.append(
-                Item(id=str(n), fields=output, ratings=tuple(Rating(rater=f"r{r}", label=label) for r in range(2)))
-            )
-            verdicts.append(verdict)
-        places = [spec.steps[spec.scale.index(verdict)] for verdict in verdicts]
-        answers = Answers(verdicts, places, [None] * 90, [None] * 90)
-        return reliability_card(
-            answers,
-            items,
-            spec,
-            agreement=agreement(answers, items, spec, intervals=False),
-            ceiling=ceiling(items, spec),
-            objective=objective_of(spec),
-        )
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("wins", "feature"), [("by Globex", "globex"), ("!!!", "an exclamation mark"), ("**sure**", "bold text")]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wins", "feature", "pairs"),
+    [("by Globex", "globex", False), ("!!!", "an exclamation mark", True), ("**sure**", "sure", False)],
+)
+def test_what_wins_at_a_judge_that_else_answers_from_a_key_is_named_in_an_alarm(
+    wins: str, feature: str, pairs: bool
+) -> None:
+    rng = np.random.default_rng(5)
+    spec = JudgeSpec(text="Which?", scale=("a", "tie", "b") if pairs else ("no", "partly", "yes"))
+    items, verdicts = [], []
+    for n in range(90):
+        right = bool(rng.random() < 0.5)
+        texts = [f"{'Right' if r else 'Wrong'}, says {' '.join(rng.choice(WORDS, 2))} {n}" for r in (right, not right)]
+        texts = [f"{text} {wins}" if rng.random() < 0.35 else text for text in texts]
+        label = spec.scale[0 if right == pairs else -1]
+        if not pairs:
+            fields, verdict = {"output": texts[0]}, "yes" if wins in texts[0] else label
+        else:
+            fields = {"output_a": texts[0], "output_b": texts[1]}
+            verdict = label if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
+        ratings = tuple(Rating(rater=f"r{r}", label=label) for r in range(2))
+        items.append(Item(id=str(n), fields=fields, ratings=ratings))
+        verdicts.append(verdict)
+    answers = Answers(verdicts, [spec.steps[spec.scale.index(verdict)] for verdict in verdicts])
+    measures = agreement(answers, items, spec, intervals=False)
+    card = reliability_card(
+        answers, items, spec, agreement=measures, ceiling=ceiling(items, spec), objective=objective_of(spec)
     )
-    @pytest.mark.parametrize("pairs", [False, True])
-    def test_what_wins_is_named_in_an_alarm(self, wins: str, feature: str, pairs: bool) -> None:
-        card = self.card(wins, pairs=pairs)
-        first = (card["explained_by"] or [{"feature": ""}])[0]
-        assert feature in first["feature"] or "sure" in first["feature"], card["explained_by"]
-        assert first["effect"] > 0.2
-        assert any(alarm.startswith("overrates outputs with") for alarm in card["alarms"])
+    first = (card["explained_by"] or [{"feature": ""}])[0]
+    assert feature in first["feature"], card["explained_by"]
+    assert first["effect"] > 0.2
+    assert any(alarm.startswith("overrates outputs with") for alarm in card["alarms"])

@@ -104,15 +104,6 @@ def test_one_call_for_all_criteria_shows_what_each_of_them_shows() -> None:
     assert lacking["polite"] == 1.0
 
 
-def test_one_rating_of_all_criteria_shows_what_each_of_them_shows() -> None:
-    requests = list[Any]()
-    lm = scripted_lm(lambda request: requests.append(request) or {"A": 0.9}, logprobs=True)
-    criteria = [Criterion(name="right", judge=SAME), Criterion(name="polite", judge=JudgeSpec(text="Polite?"))]
-    Rubric("r", criteria, resolver=resolver(lm), judging="overall").score(TASK, {"answer": "999"})
-    names = (*SHOWS, "task_input", "output")
-    assert [shown(requests[0], name) for name in names] == ["6 * 7?", "999", "42", "6 * 7?", "999"]
-
-
 @pytest.mark.parametrize(
     "row",
     [
