@@ -1,21 +1,8 @@
 """Progress in a notebook: when it is shown, and what."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 
-from assay.evaluation import NotebookProgress, SilentProgress, default_progress
-
-
-def in_a_kernel(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-
-
-def test_a_given_progress_is_kept_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_kernel(monkeypatch, SimpleNamespace(kernel=object()))
-    progress = SilentProgress()
-    assert default_progress(progress) is progress
+from assay.evaluation import NotebookProgress
 
 
 def test_bars_count_and_lines_are_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,12 +42,6 @@ def test_thoughts_in_the_lean_format_are_read_like_json() -> None:
     assert thinking_of(rollout(*calls)).after_stable == 8
 
 
-def test_other_calls_between_two_choices_separate_the_steps() -> None:
-    other = Transition(t=1, model="m", request={"config": {}}, output="1 + 1")
-    calls = [call('{"thought": "a", "action": "x"}', 8, 16), other, call('{"thought": "b", "action": "x"}', 8, 16)]
-    assert thinking_of(rollout(*calls)).after_stable == 0
-
-
 def test_thinking_after_the_first_mention_of_the_answer_counts_as_wasted() -> None:
     # 6 of the 12 characters come after "2+3 =5"
     use = thinking_of(rollout(call('{"thought": "2+3 =5 wait,", "action": "x"}', 12, 16)))
@@ -59,14 +53,6 @@ def test_thinking_after_the_first_mention_of_the_answer_counts_as_wasted() -> No
 def test_no_answer_of_a_program_breaks_the_metric(answer: Any) -> None:
     use = thinking_of(rollout(call('{"thought": "5.5 hm", "action": "x"}', 6, 16), answer=answer))
     assert use.after_stable == (3 if answer == 5.5 else 0)
-
-
-@pytest.mark.parametrize(
-    "request_", [{}, {"dialect": "chat", "body": {}}, {"config": {"reasoning": "x"}}, {"config": 3}]
-)
-def test_requests_of_other_dialects_have_no_budget(request_: Any) -> None:
-    use = thinking_of(rollout(Transition(t=0, model="m", request=request_, output="5")))
-    assert (use.budget, use.tokens, use.tokens_saved) == (0, 0, 0)
 
 
 def test_uncounted_thinking_is_unknown_and_not_0() -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from assay.cli.main import group
 from assay.commands.judge_audit import audit_judge
 from assay.commands.judge_drift import replay_anchors
 from assay.commands.judge_score import score_rows
@@ -103,27 +101,6 @@ def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
     assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
     with pytest.raises(ConfigError, match="task_timeout"):
         score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0)
-
-
-LIMITED = [
-    "compile",
-    "evaluate",
-    "tune",
-    "collect",
-    "improve",
-    "compare",
-    "run",
-    "judge compile",
-    "judge audit",
-    "judge score",
-    "judge drift",
-]
-
-
-@pytest.mark.parametrize("command", [*LIMITED, "traces score", "train sft", "train grpo", "train ppo"])
-def test_every_command_that_runs_user_code_has_the_flag(command: str) -> None:
-    output = CliRunner().invoke(group, [*command.split(), "--help"]).output
-    assert "--task-timeout SECONDS" in output
 
 
 def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:

@@ -32,7 +32,3 @@ def test_without_a_gain_it_names_the_gain_that_the_tasks_would_have_shown(after:
     said = numbers(what_would_decide(scored(*[0.5] * 40), scored(*after), "val"))
     assert said[0] == 40
     assert 0 < said[1] < 1
-
-
-def test_without_a_common_scored_task_nothing_is_claimed() -> None:
-    assert numbers(what_would_decide(scored(), scored(), "gate")) == []

@@ -1,7 +1,6 @@
 """Each of the five parameters acts; loading; the decision for a tool."""
 
 import json
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from assay.programs import (
     RANGES,
     Agent,
     AgentParameters,
-    BaseAgent,
     Classify,
     Extract,
     LeanAdapter,
@@ -23,8 +21,6 @@ from assay.programs import (
     program_inputs,
 )
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured
-from assay.programs.estimate import choice_probabilities
-from assay.programs.parameters import reasoning_tokens
 from assay.testing import scripted_lm
 
 
@@ -74,26 +70,6 @@ def test_parameters_that_are_no_mapping_are_refused_with_an_example(values: Any)
             MathQA(parameters=values)
 
 
-def test_a_program_takes_its_parameters_as_a_mapping_too() -> None:
-    parameters: Any = {"max_steps": 3}
-    assert MathQA(parameters=parameters).agent_parameters == AgentParameters(max_steps=3)
-
-
-def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(ParameterError, match="unknown agent parameter"):
-        MathQA().set_parameters({"temprature": 1})
-
-
-def test_defaults_are_the_documented_ones() -> None:
-    assert list(AgentParameters().model_dump().values()) == [2000, 0.7, 10, 0.5, 3]
-
-
-def test_max_steps_1_answers_without_a_tool() -> None:
-    prediction = run(math(max_steps=1), scripted_math())
-    assert prediction.steps == []
-    assert prediction.answer == "2"
-
-
 def test_an_agent_answers_at_max_steps() -> None:
     agent, lm = math(max_steps=4), scripted_math(answers=99)
     numbers = iter(range(100))
@@ -101,10 +77,6 @@ def test_an_agent_answers_at_max_steps() -> None:
     script = lm.scripted.script
     lm.scripted.script = lambda request: script(request).replace("1 + 1", f"1 + {lm.scripted.calls}")
     assert len(run(agent, lm).steps) == 3
-
-
-def test_a_repeated_call_ends_tool_use() -> None:
-    assert len(run(math(max_steps=50), scripted_math(answers=99)).steps) == 2
 
 
 @pytest.mark.parametrize(
@@ -136,19 +108,6 @@ def test_the_oldest_observations_are_dropped_first_and_the_task_never(small_embe
     assert 0 < len(lines) < 60
     assert count_tokens(lm, text) <= 150
     assert "What now?" in text
-
-
-def test_a_failing_tool_is_an_observation_not_a_crash() -> None:
-    prediction = run(math(), scripted_math(expression="1 / 0"))
-    assert prediction.steps[0]["error"] == "division by zero"
-    assert prediction.answer == "2"
-
-
-def test_an_agent_implements_the_protocol() -> None:
-    agent = MathQA()
-    assert isinstance(agent, BaseAgent)
-    with dspy.context(lm=scripted_math()):
-        assert agent.execute({"question": "1 + 1?"}).answer == "2"
 
 
 @pytest.mark.parametrize("kind", ["classify", "extract"])
@@ -223,39 +182,6 @@ def test_an_object_that_is_not_a_program_is_refused(name: str, message: str) -> 
         load_program(name)
 
 
-@pytest.mark.parametrize("depth", [1, 5, 10])
-def test_the_token_limit_includes_the_reasoning_budget(depth: int) -> None:
-    observed: list[Any] = []
-    lm = scripted_lm(
-        lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[observed.append]
-    ).copy(max_tokens=512)
-    with dspy.context(lm=lm):
-        MathQA(parameters=AgentParameters(reasoning_depth=depth))(question="What is 1?")
-    assert observed[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
-
-
-def decided(*tokens: tuple[str, dict[str, float]]) -> dspy.Prediction:
-    content = [
-        {"token": t, "top_logprobs": [{"token": k, "logprob": log(p)} for k, p in top.items()]} for t, top in tokens
-    ]
-    return dspy.Prediction(action="answer", logprobs={"content": content})
-
-
-def test_the_need_of_a_tool_is_read_from_the_first_token_of_the_choice() -> None:
-    prediction = decided(
-        ('{"action": "', {}), ("answer", {"answer": 0.6, "calc": 0.15, "calculator": 0.05, "zebra": 0.2}), ('"}', {})
-    )
-    odds = choice_probabilities(prediction, "action", ["calculator", "answer"])
-    assert odds["calculator"] == pytest.approx(0.2 / 0.8)  # 0.15 + 0.05 of the 0.8 that begin a choice
-    assert sum(odds.values()) == pytest.approx(1)
-
-
-def test_without_probabilities_the_written_choice_has_probability_1() -> None:
-    assert choice_probabilities(dspy.Prediction(action="answer"), "action", ["calculator", "answer"])[
-        "answer"
-    ] == pytest.approx(1)
-
-
 @pytest.mark.model
 def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: str) -> None:
     def tools(threshold: float) -> int:
@@ -265,17 +191,6 @@ def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: 
             return len(program(question="What is 12 + 30?").steps)
 
     assert [tools(0.0), tools(1.0)] == [1, 0]
-
-
-@pytest.mark.parametrize(
-    "program",
-    [MathQA(), Classify(["a", "b"]), Extract({"article": "string"})],
-    ids=lambda program: type(program).__name__,
-)
-def test_no_agent_attribute_overrides_a_dspy_method(program: Agent) -> None:
-    methods = {name for name in dir(dspy.Module) if callable(getattr(dspy.Module, name))}
-    assert not methods & set(vars(program))
-    assert program.parameters() == program.predictors()
 
 
 @pytest.mark.parametrize(

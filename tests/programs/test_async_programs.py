@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dspy
 import pytest
 
 import assay
 from assay.errors import ProgramError
-from assay.programs import load_program, program_inputs
-from assay.programs.wrapping import as_module
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
 
@@ -99,15 +96,6 @@ def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
         )
 
     assert asyncio.run(notebook()).to_dict()["result"]["score"] == 1.0
-
-
-def test_inputs_of_a_module_with_only_aforward_are_read(file: str) -> None:
-    assert program_inputs(load_program(f"{file}:Awaited")) == ["question"]
-
-    class Mine(dspy.Module):  # type: ignore[misc]
-        async def aforward(self, question: str, topic: str) -> None: ...
-
-    assert program_inputs(as_module(Mine)) == ["question", "topic"]
 
 
 @pytest.mark.parametrize("name", ["generator", "agenerator"])

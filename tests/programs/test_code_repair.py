@@ -13,7 +13,7 @@ from dspy.utils.exceptions import ContextWindowExceededError
 import assay
 from assay.cli.main import group
 from assay.datasets.tasks import make_task
-from assay.errors import ConfigError, DataError, FailureKind, LoopStopped, ProgramError, SandboxError
+from assay.errors import DataError, FailureKind, LoopStopped, ProgramError, SandboxError
 from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import CodeRepair, Refine, load_program, program_inputs
 from assay.programs.sandbox import available
@@ -100,12 +100,6 @@ def test_code_that_works_is_returned_without_a_call() -> None:
     lm = editing("never")
     assert repaired(lm, FIXED).code == FIXED
     assert lm.scripted.calls == 0
-
-
-def test_unchanged_code_is_returned_where_nothing_works() -> None:
-    result = repaired(editing((2, "result = 7"), (2, "result = 8"), (2, "result = 9")), max_steps=3)
-    assert result.code == CODE
-    assert len(result.steps) == 4
 
 
 @pytest.mark.parametrize(
@@ -198,27 +192,12 @@ def test_tests_that_cannot_be_read_are_refused(tests: Any) -> None:
         repaired(editing("never"), tests=tests)
 
 
-def test_settings_out_of_range_are_refused_when_it_is_built() -> None:
-    with pytest.raises(ConfigError, match="timeout_s"):
-        CodeRepair(timeout_s=0)
-    with pytest.raises(ConfigError, match="isolation='docker'"):
-        CodeRepair(isolation="docker")
-
-
 def test_a_syntax_error_in_the_source_is_reported_and_repaired() -> None:
     seen: list[dict[str, str]] = []
     broken = FIXED.replace("for value in values:", "for value in values")
     result = repaired(editing((3, "for value in values:"), seen=seen), broken)
     assert result.code == FIXED
     assert "SyntaxError" in seen[0]["prompt"]
-
-
-@pytest.mark.slow
-def test_tests_as_python_source_work_too() -> None:
-    source = "def test_total():\n    assert total([1, 2]) == 3\n"
-    assert repaired(editing((2, "result = 0"), (4, "result += value")), tests=source).code == CODE
-    code = CODE.replace("-=", "+=")
-    assert repaired(editing((2, "result = 0")), code, source).code == FIXED
 
 
 @pytest.mark.parametrize(
@@ -241,13 +220,6 @@ def test_hostile_edits_fail_their_tests_and_are_undone(hack: str) -> None:
     assert len(result.steps[-1]["result"]) < 5000
 
 
-def test_a_source_whose_tests_hang_can_be_repaired() -> None:
-    code = "def down(n):\n    while n > 0:\n        n += 1\n    return n\n"
-    result = repaired(editing((3, "n -= 1")), code, [["down(3)", "0"]], program=CodeRepair(timeout_s=8))
-    assert result.code == code.replace("+=", "-=")
-    assert "no result within 2 s" in result.steps[0]["result"]
-
-
 def test_a_long_source_is_repaired_function_by_function() -> None:
     filler = "".join(f"def f{i}(x):\n    '''Doc.'''\n    return x + {i}\n\n\n" for i in range(60))
     seen: list[dict[str, str]] = []
@@ -259,13 +231,6 @@ def test_a_long_source_is_repaired_function_by_function() -> None:
     assert [entry["asked"] for entry in seen] == ["function", "line", "new_line"]
     assert f"{line}:     result = 1" in seen[1]["prompt"]
     assert "return x + 59" not in seen[1]["prompt"]
-
-
-def test_a_source_of_10_mb_does_not_fill_the_prompt() -> None:
-    seen: list[dict[str, str]] = []
-    code = CODE + f"TEXT = {'x' * 10_000_000!r}\n"
-    repaired(editing((1, "def total(value):"), seen=seen), code, max_steps=1)
-    assert len(seen[0]["prompt"]) < 20_000
 
 
 def test_without_a_sandbox_the_run_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,8 +260,3 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
     longer = FIXED.replace("    return", "    values = list(values)\n    return")
     # tests 3 of 3, no hacks 1 of 1, and the diff has 3 changed statements where 2 are needed: (3 + 1 + 2/3) / 5
     assert rubric.score(task, dspy.Prediction(code=longer)).value == pytest.approx((3 + 1 + 2 / 3) / 5)
-
-
-def test_an_artifact_state_rebuilds_the_limits() -> None:
-    program = load_program("code_repair", config=CodeRepair(timeout_s=3, memory_mb=128, isolation="none").config)
-    assert (program.timeout_s, program.memory_mb, program.isolation) == (3, 128, "none")

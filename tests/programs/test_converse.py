@@ -14,7 +14,7 @@ import assay
 from assay.datasets.tasks import make_task
 from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.calls import failure_of_program, is_agent_failure
-from assay.programs import Converse, load_program, program_inputs
+from assay.programs import Converse
 from assay.programs.simulated_users import RuleBasedUser
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
@@ -124,11 +124,6 @@ def test_a_user_that_fails_leaves_the_run_unscored(answer: Any) -> None:
     assert not is_agent_failure(kind)
 
 
-def test_a_users_message_that_is_not_unicode_is_not_the_agents_failure() -> None:
-    user = Broken(dspy.Prediction(message="my file \udcff", ended=""))
-    assert run(scripted_lm(clerk), Converse(user=user)).messages[0]["content"] == "my file \ufffd"
-
-
 def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: Path) -> None:
     def both(request: Any) -> str:
         asks = request.config.response_format["schema"]["properties"]
@@ -156,38 +151,10 @@ def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: P
     assert ids == {rollout.id}
 
 
-def test_the_users_prompts_are_no_part_of_the_program() -> None:
-    program = Converse(user="model")
-    assert {name for name, _ in program.named_predictors()} == {"note", "choose", "ask", "say", "review"}
-
-
-def test_reviews_follow_the_depth() -> None:
-    asked = []
-
-    def reviewing(request: Any) -> str:
-        asks = list(request.config.response_format["schema"]["properties"])
-        asked.append("draft" in request.messages[-1].parts[0].text)
-        return json.dumps({"thought": "", "about": "go_on"} if "about" in asks else {"reply": "Goodbye."})
-
-    program = Converse()
-    program.set_parameters({"reasoning_depth": 6})
-    run(scripted_lm(reviewing), program, {"service": "x", "user": {"goal": "Hello."}})
-    assert True in asked
-
-
 @pytest.mark.parametrize("user", ["nobody", Endless, 3])
 def test_users_that_cannot_be_called_are_refused(user: Any) -> None:
     with pytest.raises(ProgramError, match="user="):
         Converse(user=user)
-
-
-def test_a_misspelled_kind_of_user_is_answered_by_the_nearest_one() -> None:
-    with pytest.raises(ProgramError, match=r"rules, model, or a program\. Did you mean 'rules'\?$"):
-        Converse(user="rule")
-    with pytest.raises(ProgramError, match=r"Did you mean 'model'\?$"):
-        Converse(user="Modle")
-    with pytest.raises(ProgramError, match=r"or a program\. An artifact cannot contain a user .*file\.py:NAME$"):
-        Converse(user="nobody")
 
 
 def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
@@ -195,26 +162,6 @@ def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
         Converse(user_model="m")
     with pytest.raises(DataError, match="rename it"):
         run(scripted_lm(clerk), inputs={**INPUTS, "form": ["finish"]})
-
-
-def test_a_malformed_task_is_named(tmp_path: Path) -> None:
-    row = {"id": "odd one", "inputs": {**INPUTS, "user": {"goal": "g", "facts": ["day"]}}, "split": "val"}
-    with pytest.raises(DataError, match=r"task 'odd one': user=.* must have a 'goal'"):
-        assay.evaluate(
-            Converse(),
-            rubric="converse",
-            data=[row],
-            lm=scripted_lm(clerk),
-            store=tmp_path / "s.db",
-            preflight=False,
-        )
-
-
-def test_converse_is_shipped_under_its_name() -> None:
-    program = load_program("converse", config={"user": "model", "user_model": "m"})
-    assert program.config == {"user": "model", "user_model": "m"}
-    assert program_inputs(program) == ["service", "user"]
-    assert program.agent_parameters.max_steps == 20
 
 
 def test_an_evaluation_notes_that_the_simulated_user_tells_the_answer(tmp_path: Path) -> None:

@@ -42,10 +42,6 @@ def test_an_edit_gets_the_indentation_of_its_line(edit: Edit, expected: str) -> 
     assert applied("def f():\n    return 1\n", edit) == expected
 
 
-def test_line_endings_stay_as_they_are() -> None:
-    assert applied("a = 1\r\nb = 2\r\n", Edit(1, "a = 3\nc = 4")) == "a = 3\r\nc = 4\r\nb = 2\r\n"
-
-
 def test_an_excerpt_offers_lines_with_code() -> None:
     source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x\n'
     assert excerpt(source, 1000).choices == (4, 7)

@@ -22,10 +22,6 @@ def test_numbers_of_numpy_are_taken() -> None:
     assert type(step.done) is bool
 
 
-def test_an_observation_that_is_not_unicode_reaches_the_model() -> None:
-    assert EnvironmentStep(observation="a file \udcff.txt").observation == "a file \ufffd.txt"
-
-
 def test_seeds_come_from_the_task() -> None:
     one = Task(id="1", inputs={"seed": 5, "a": 1})
     assert environment_seed(one) == 5

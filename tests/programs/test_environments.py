@@ -23,12 +23,6 @@ from assay.testing import scripted_lm
 from assay.traces import Store
 
 
-class Listed(Corridor):
-    def _seen(self, reward: float) -> EnvironmentStep:
-        step = super()._seen(reward)
-        return EnvironmentStep(**{**vars(step), "actions": () if step.done else ("right", "left")})
-
-
 def test_an_episode_is_played_to_its_end() -> None:
     agent, lm, prompts = playing(["right", "right", "never asked"])
     with dspy.context(lm=lm):
@@ -39,13 +33,6 @@ def test_an_episode_is_played_to_its_end() -> None:
     assert "Field 0 of 2." in prompts[0]
     assert "Field 1 of 2." in prompts[1]
     assert prompts[1].count("Field 1 of 2.") == 1
-
-
-def test_the_actions_that_a_step_lists_are_the_only_ones() -> None:
-    agent, lm, _prompts = playing(["fly", "right"], Listed)
-    with dspy.context(lm=lm):
-        result = agent(length=1)
-    assert result.steps[0]["error"] is not None or result.steps[0]["action"] in ("right", "left")
 
 
 def test_an_episode_that_never_ends_is_stopped_by_max_steps() -> None:

@@ -173,12 +173,6 @@ def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(host: Age
     assert dict(run.prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
 
 
-def test_keys_of_the_gateway_do_not_reach_a_command(host: AgentHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_KEY", "secret-of-the-gateway")
-    run = host.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
-    assert run.prediction.answer == "False"
-
-
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -195,17 +189,6 @@ def test_an_agent_without_an_answer_has_failed_and_scores_0(host: AgentHost, end
     assert len(rollout.transitions) == 1
 
 
-def test_a_function_that_raises_or_returns_nothing_has_failed(host: AgentHost) -> None:
-    def raises(task: dict[str, Any]) -> None:
-        ask(task)
-        raise KeyError("lost")
-
-    assert "lost" in host.run(CallableRunner(raises)).rollout.error
-    rollout = host.run(CallableRunner(lambda task: [ask(task)][1:] or None)).rollout
-    assert "returned None" in rollout.error
-    assert rollout.score == 0.0
-
-
 @pytest.mark.parametrize("runner", [CallableRunner(lambda task: "5"), command("print(5)")], ids=["function", "command"])
 def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(
     host: AgentHost, runner: AgentRunner
@@ -214,37 +197,11 @@ def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(
         host.run(runner)
 
 
-def test_only_the_first_task_of_an_agent_must_call_the_model(host: AgentHost) -> None:
-    runs: list[str] = []
-
-    def agent(task: dict[str, Any]) -> str:
-        runs.append(ask(task) if not runs else "known")
-        return runs[-1]
-
-    recorded = host.recorded(CallableRunner(agent))
-    first, second = (TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0] for _ in "ab")
-    assert len(first.rollout.transitions) == 1
-    assert (second.prediction.answer, second.rollout.transitions) == ("known", [])
-
-
 def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: AgentHost) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         host.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
     rollout = host.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))).rollout  # accepted
     assert [call.model for call in rollout.transitions] == [host.session.lm.model]
-
-
-def test_later_calls_of_another_model_are_counted_and_named(host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        answer = ask(task)
-        with pytest.raises(urllib.error.HTTPError):
-            ask(task, model="gpt-5")
-        return answer
-
-    program = host.program(CallableRunner(agent))
-    recorded = RecordedProgram(program, host.session)
-    TimeoutPool(calls_of([(recorded, TASK)] * 2, host.session), 1, 60).finished(None)
-    assert program.notes() == ["2 runs asked for another model, which is refused: 'gpt-5'"]
 
 
 def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHost) -> None:
@@ -328,32 +285,6 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     host.store.flush()
     lost = next(row for row in host.store.rollouts(limit=None) if row.id != rollout.id)
     assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)
-
-
-def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(task, n=2)
-        return json.loads(refused.value.read())["error"]["message"] + ask(task)
-
-    assert "one answer a call" in host.run(CallableRunner(agent)).prediction.answer
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [(None, "'messages' is required"), ([{"role": "user", "content": 3}], "to be a string or an array")],
-)
-def test_a_request_that_cannot_be_read_is_the_clients_error(
-    embedded_host: AgentHost, messages: Any, message: str
-) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(task, messages=messages)
-        return f"{refused.value.code} {json.loads(refused.value.read())['error']['message']}"
-
-    answer = embedded_host.run(CallableRunner(agent)).prediction.answer
-    assert answer.startswith("400 the engine of")
-    assert message in answer
 
 
 def test_a_cap_stops_the_job(host: AgentHost) -> None:

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import assay
 from assay.datasets import Task, load_tasks
 from assay.errors import DataError, EnvironmentFailed
-from assay.programs import EnvironmentAgent, Experimenter, InvalidAction, NimPlayer
+from assay.programs import EnvironmentAgent, Experimenter, InvalidAction
 from assay.rubrics import NoGrade
-from assay.shipped.programs.experiment.checks import feasible_plans
 from assay.shipped.programs.nim.checks import nim_won
 from assay.shipped.programs.nim.program import Nim
 from assay.shipped.programs.nim.rules import NimRules, nim_problem
@@ -30,15 +29,6 @@ def answering(actions: Any) -> Any:
 
 
 # Nim
-
-
-def test_a_skilled_opponent_wins_against_a_mistake() -> None:
-    with dspy.context(lm=answering(["1", "1", "1", "1"])):
-        result = NimPlayer()(**nim(sticks=7).inputs)  # leaves 6; the opponent takes 2, leaves 4, and wins
-    assert (result.reward, result.done) == (0.0, True)
-    grade = nim_won(nim(sticks=7), dict(result.items()), None)
-    assert grade.value == 0
-    assert "not won" in grade.reason
 
 
 def test_only_legal_moves_are_offered_and_taken() -> None:
@@ -62,21 +52,6 @@ def test_an_opponent_that_cheats_is_detected_and_the_game_unscored(move: Any) ->
         pytest.raises(EnvironmentFailed, match=r"the opponent cheated: it took .* of 7 sticks"),
     ):
         agent(**nim(sticks=8).inputs)
-
-
-def test_an_opponent_that_moves_in_the_agents_place_is_detected() -> None:
-    games, moved = [], list[int]()
-
-    def meddles(left: int, most: int, rng: random.Random) -> int:
-        if not moved:
-            moved.append(1)
-            games[0].step("1")
-        return 1
-
-    games.append(Nim(meddles))
-    games[0].reset(nim(sticks=10))
-    with pytest.raises(EnvironmentFailed, match="the opponent cheated: it changed the sticks that are left, 9 to 7"):
-        games[0].step("1")
 
 
 def record(*moves: tuple[Any, Any]) -> dict[str, Any]:
@@ -135,14 +110,6 @@ def test_nim_data_can_be_won_and_is_checked() -> None:
 
 def experiment(material: str = "iron", seed: int = 1, trials: int = 3, noise: float = 5.0) -> Task:
     return Task(id="1", inputs={"material": material, "trials": trials, "noise": noise, "seed": seed})
-
-
-def test_refused_plans_are_not_feasible() -> None:
-    steps = [
-        {"reward": 0.0, "error": "write a plan", "info": {}},
-        {"reward": 0.0, "error": None, "info": {"feasible": True}},
-    ]
-    assert feasible_plans(experiment(), {"steps": steps}, None).value == 0.5
 
 
 def test_wrong_experiments_are_refused() -> None:

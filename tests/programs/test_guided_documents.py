@@ -45,11 +45,6 @@ def guided(expected: dict[str, Any]) -> tuple[Any, list[tuple[str, str, str]], i
     return result, steps, len(calls)
 
 
-def test_a_document_can_be_named_as_the_source() -> None:
-    result, _, calls = guided({"answer": "12 metres", "source": "inn.txt"})
-    assert (result.answer, result.citation["source"], calls) == ("12 metres", "inn.txt", 0)
-
-
 @pytest.mark.parametrize("expected", [{"passages": []}, {"source": ""}, {"passages": None, "answer": None}])
 def test_without_an_answer_in_the_documents_every_passage_is_rejected(expected: dict[str, Any]) -> None:
     result, steps, calls = guided(expected)

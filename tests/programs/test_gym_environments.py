@@ -19,13 +19,6 @@ class Discrete:
         self.n, self.start = n, start
 
 
-class Text:
-    max_length = 5
-
-    def contains(self, value: Any) -> bool:
-        return isinstance(value, str) and value.isalpha() and len(value) <= 5
-
-
 class Doors:
     """One of `n` doors has the prize; the observation says the number of the tries that are left."""
 
@@ -51,13 +44,6 @@ def task(seed: int = 0, **inputs: Any) -> Task:
     return Task(id="1", inputs={"seed": seed, **inputs})
 
 
-def test_numbers_of_actions_start_where_the_space_does() -> None:
-    environment = GymEnvironment(Doors(n=2, start=7))
-    first = environment.reset(task())
-    assert first.actions == ("7", "8")
-    assert environment.step(str(first.info["prize"])).reward == 1
-
-
 def test_a_truncated_episode_is_done() -> None:
     environment = GymEnvironment(Doors(tries=1))
     prize = environment.reset(task()).info["prize"]
@@ -65,11 +51,6 @@ def test_a_truncated_episode_is_done() -> None:
     assert last.done
     assert last.info["truncated"] is True
     assert "object" not in last.info
-
-
-def test_options_are_made_of_the_inputs() -> None:
-    environment = GymEnvironment(Doors(), options=lambda inputs: {"tries": inputs["tries"]})
-    assert environment.reset(task(tries=9)).observation == "{'left': 9}"
 
 
 def test_an_action_mask_removes_actions() -> None:
@@ -81,18 +62,6 @@ def test_an_action_mask_removes_actions() -> None:
     environment = GymEnvironment(Masked())
     prize = environment.reset(task()).info["prize"]
     assert environment.step(str((int(prize) + 1) % 3)).actions == ("0", "2")
-
-
-def test_a_text_space_takes_its_texts() -> None:
-    env = Doors()
-    env.action_space = Text()  # type: ignore[assignment]
-    env.step = lambda action: (f"you said {action}", 0.0, False, False, {})  # type: ignore[method-assign]
-    env.reset = lambda **_: ("hello", {})  # type: ignore[method-assign]
-    environment = GymEnvironment(env)
-    assert environment.reset(task()).actions == ()
-    assert environment.step("abc").observation == "you said abc"
-    with pytest.raises(InvalidAction, match="is not in the action space"):
-        environment.step("123456")
 
 
 def test_other_spaces_need_a_parser() -> None:

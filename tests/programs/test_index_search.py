@@ -13,8 +13,6 @@ import assay
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs import DocumentIndex, Memory
-from assay.programs.retrieval import fulltext
-from assay.programs.retrieval.fulltext import searched, words_of
 from assay.programs.retrieval.retriever import fused
 from assay.traces.store.location import store_url
 
@@ -46,22 +44,6 @@ def test_ranks_are_fused_by_their_reciprocals() -> None:
     # b: 1/(60+2) + 1/(60+1); a: 1/(60+1); c: 1/(60+2)
     assert fused([["a", "b"], ["b", "c"]]) == pytest.approx({"b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62})
     assert list(fused([["a", "b"], ["b", "c"]])) == ["b", "a", "c"]
-
-
-def test_common_words_are_left_out() -> None:
-    assert words_of("What is the height of the weir?") == ["height", "weir"]
-    assert words_of("to be or not to be") == ["not"]
-    assert words_of("what is it") == []
-    assert searched("What is The height\nof the weir?") == "height weir"
-    assert words_of("?!") == []
-
-
-def test_frequent_words_are_not_searched_for_where_rarer_ones_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fulltext, "MOST_RANKS", 40)
-    assert fulltext.rarest({"common": 90, "rare": 3, "other": 4}, most=5) == ("other", "rare")  # 7 <= 40 / 3 < 97
-    assert fulltext.rarest({"common": 90, "rare": 3}, most=5) == ("common", "rare")  # 3 passages are too few
-    assert fulltext.rarest({"common": 90, "much": 95}, most=5) == ("common",)
-    assert fulltext.rarest({}, most=5) == ()
 
 
 def test_an_embedder_without_vectors_in_the_index_is_refused(url: str, docs: Path, own_folder: Path) -> None:

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from indexed_documents import docs as docs, rows, sources, url as url
 
 import assay
-from assay.cli.main import group
 from assay.commands.index import IndexReport
 from assay.errors import ConfigError, StoreError
 from assay.programs import DocumentIndex
 from assay.programs.retrieval import building as folders
-from assay.programs.retrieval.building import update_index
 from assay.traces import Store
-from assay.traces.store.connection import open_engine
 
 
 def counts(report: IndexReport) -> tuple[int, int, int, int]:
@@ -94,13 +90,6 @@ def test_encodings_and_html_are_read(docs: Path) -> None:
     }
 
 
-def test_a_name_that_is_not_utf8_is_escaped(docs: Path) -> None:
-    (Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt"))).write_text("The ferry of Wick leaves at noon")
-    assay.index(docs, store="s.db")
-    assert sources("s.db", "ferry of Wick") == ["caf\\xe9.txt"]
-    assert counts(assay.index(docs, store="s.db"))[3] == 0
-
-
 def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assay.index(docs, store="s.db")
     file, real = docs / "pump.md", folders.open_text.blocks
@@ -119,19 +108,6 @@ def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, m
     assert report.examples == {"changing": ["pump.md"]}
     assert sources("s.db", "litres of Marlow") == ["pump.md"]
     assert rows("s.db") == (2, 2, 0)
-
-
-def test_a_file_that_vanishes_after_the_listing_is_no_error(docs: Path) -> None:
-    assay.index(docs, store="s.db")
-    listed = folders.FolderFiles.of(docs)
-    (docs / "pump.md").write_text("changed")
-    listed = folders.FolderFiles.of(docs)
-    (docs / "pump.md").unlink()
-    engine = open_engine("sqlite:///s.db")
-    updated = update_index(engine, docs, "documents", listed=listed)
-    engine.dispose()
-    assert (updated.removed, updated.unchanged, dict(updated.skipped)) == (1, 1, {})
-    assert sources("s.db", "litres of Marlow") == []
 
 
 @pytest.mark.chaos
@@ -178,13 +154,6 @@ def test_unfinished_rows_of_a_large_file_are_not_found_and_are_removed(
     assert sources("s.db", "Calder log entry 59999") == ["log.txt"] * 5
 
 
-def test_another_passage_size_reads_all_files_again(docs: Path) -> None:
-    (docs / "long.txt").write_text("The towpath of Ripley is flooded in spring. " * 20)
-    assert assay.index(docs, store="s.db").passages == 3
-    report = assay.index(docs, store="s.db", passage_chars=200)
-    assert (counts(report), report.passages) == ((0, 3, 0, 0), 7)
-
-
 def test_passages_of_another_index_do_not_displace_those_of_this_one(tmp_path: Path, docs: Path) -> None:
     crowd = tmp_path / "crowd"
     crowd.mkdir()
@@ -227,14 +196,6 @@ def test_wrong_use_says_what_to_do(docs: Path) -> None:
         DocumentIndex("s.db", "dcs").search("x")
     with pytest.raises(ConfigError, match=r"no documents of the folder .*nowhere': it has those of .*docs'"):
         assay.index("nowhere", store="s.db", remove=True)
-
-
-def test_a_folder_without_text_is_noted(docs: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    noted, indexed = (CliRunner().invoke(group, ["index", str(folder)]) for folder in (tmp_path / "empty", docs))
-    assert noted.exit_code == 0
-    assert "has no text files, so nothing was indexed" in noted.output
-    assert "nothing was indexed" not in indexed.output
 
 
 def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:

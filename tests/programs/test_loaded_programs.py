@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -11,7 +10,6 @@ import pytest
 from own_programs import answer, compiled, write_program
 
 import assay
-from assay.errors import ConfigError, RubricError
 from assay.testing import scripted_lm
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
@@ -106,34 +104,3 @@ def test_a_nearest_demonstrations_program_streams_to_its_listeners(tmp_path: Pat
         heard, prediction = asyncio.run(streamed(loaded, "plum again", is_async_program=is_async))
     assert heard == prediction.answer == " ".join(["PLUM"] * 12)
     assert loaded.dump_state() == before
-
-
-def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a model, both sides run with the artifact's, and the report names it."""
-    folder = compiled(write_program(tmp_path / "p"), tmp_path / "c")
-    requests: list[Any] = []
-
-    def evaluated(program: Any, **options: Any) -> Any:
-        requests.append((program, options.get("model")))
-        spent = dict.fromkeys(("calls", "cached", "tokens", "cost_usd", "unrecorded"))
-        return SimpleNamespace(
-            evaluation=SimpleNamespace(scores={"t": 1.0}), model=options.get("model"), models=[], result={}, notes=[],
-            split="gate", data={}, test_openings=None, stopped=None, **spent,
-        )  # fmt: skip
-
-    monkeypatch.setattr("assay.commands.compare.evaluate", evaluated)
-    measured = json.loads((folder / "manifest.json").read_text())["model"]
-    report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
-    assert requests == [("p.py:P", measured), (str(folder), measured)]
-    assert (report.a["model"], report.b["model"]) == (measured, measured)
-
-
-def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match="a name goes into model=NAME"):
-        assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")
-    with pytest.raises(RubricError, match="rubric=None must be a Rubric"):
-        assay.evaluate(
-            lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer)
-        )  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Programs given as factories, with constructor arguments, and with other names than `self`."""
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +99,6 @@ def test_factories_and_arguments_in_a_name_build_the_program_and_its_artifact(
         assert assay.load(report.artifact)(question="?").answer == value
 
 
-def test_a_factory_object_is_called(place: Path) -> None:
-    made = load_program("mine.py:made")
-
-    def factory() -> Any:
-        return made.deepcopy()
-
-    assert type(compiled(factory).program) is type(made)
-
-
 @pytest.mark.parametrize("kind", ["function", "method", "partial", "object"])
 def test_a_factory_object_is_called_with_its_defaults(place: Path, kind: str) -> None:
     made = load_program("mine.py:QA(k=1)")
@@ -153,18 +143,3 @@ def test_compiling_a_function_says_what_to_do_instead(place: Path, name: str) ->
     result = CliRunner().invoke(group, ["compile", name, "--rubric", "r.yaml", "--data", "rows.jsonl"])
     assert result.exit_code in (1, 2)
     assert isinstance(result.exception, ProgramError | SystemExit)
-
-
-def test_a_function_object_is_refused_as_its_name_is(place: Path) -> None:
-    def solve(question: str) -> dict[str, str]:
-        return {"answer": question}
-
-    with pytest.raises(ProgramError, match=r"dspy\.Predict"):
-        compiled(solve)
-
-
-def test_a_named_program_with_arguments_runs_on_the_command_line(place: Path) -> None:
-    report = compiled("mine.py:QA(k=7)")
-    manifest = json.loads((report.artifact / "manifest.json").read_text())
-    assert manifest["program"] == "mine.py:QA(k=7)"
-    assert "(" not in report.artifact.name

@@ -14,7 +14,6 @@ import assay
 from assay.datasets import make_task
 from assay.errors import ArtifactError
 from assay.evaluation import SilentProgress
-from assay.sources.modules import load_source
 from assay.testing import scripted_lm
 
 
@@ -55,22 +54,6 @@ def test_changed_source_is_refused_before_it_runs(tmp_path: Path, wrong: str) ->
         target.write_text("raise SystemExit('ran')\n")
     with pytest.raises(ArtifactError, match=r"source/(helper|random)\.py"):
         assay.load(artifact)
-
-
-def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
-    kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
-    signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
-    artifacts = [
-        compiled(program, tmp_path / f"job{i}")
-        for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])
-    ]
-    assert assay.load(artifacts[0]).k == 3
-    with dspy.context(lm=scripted_lm(answer)):
-        assert assay.load(artifacts[1])(question="?").answer == "4"
-    from assay.programs.state import constructor_config
-
-    built = dspy.Predict(**constructor_config(dspy.Predict(signature)))
-    assert built.signature.equals(dspy.Signature(signature))
 
 
 @pytest.mark.slow
@@ -220,34 +203,6 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(
     assert [note for note in report.to_dict()["notes"] if "prices.txt" in note and "ARTIFACT_FILES" in note]
     assert {calls for text, calls in messages if "prices.txt" in text} == {1}  # that of the preflight
     assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
-
-
-JUDGED = """
-from pathlib import Path
-
-import assay
-import dspy
-from assay.programs import Refine
-
-class Judged(Refine):
-    def __init__(self):
-        judge = assay.load_verifier(Path(__file__).parent / "judge.yaml")
-        super().__init__(dspy.Predict("question -> answer"), judge)
-"""
-
-
-def test_files_that_the_constructor_reads_are_in_the_artifact(tmp_path: Path) -> None:
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p" / "judged.py").write_text(JUDGED)
-    (tmp_path / "p" / "judge.yaml").write_text("name: right\ntext: Is it right?\nscale: ['no', 'yes']\n")
-    artifact = compiled(f"{tmp_path}/p/judged.py:Judged", tmp_path / "job")
-    assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [
-        "judge.yaml",
-        "judged.py",
-    ]
-    shutil.rmtree(tmp_path / "p")
-    with dspy.context(lm=scripted_lm(lambda request: '{"answer": "4"}')):
-        assert assay.load(artifact)(question="?").answer == "4"
 
 
 def test_an_artifact_contains_the_rubrics_checks_and_judges_with_hashes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from policy_stage import scripted_policy
 
 import assay
 from assay.datasets import Task
-from assay.errors import AssayError, ConfigError, FailureKind, ModelError
+from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation import RecordedProgram, Session
 from assay.models import Meter, with_recording
 from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
@@ -179,17 +179,6 @@ def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
     assert scored.prediction.answer == scored.rollout.transitions[0].output
 
 
-def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Trainer) -> None:
-    code = "import sys; sys.exit('no luck')"
-    done = Later(
-        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lambda _: None, tasks=1
-    )
-    rollout = trainer.run().rollout
-    assert done.value() == {"failed": 1}
-    assert "exited with 1; it said: 'no luck'" in rollout.error
-    assert (rollout.status, rollout.score) == ("failed", 0.0)
-
-
 def slow_agent(trainer: Trainer) -> tuple[CallableRunner, list[str]]:
     """An agent that takes some heartbeats and calls no model, and the ids of its rollouts."""
     runs = list[str]()
@@ -304,12 +293,6 @@ def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, t
     assert lines == ["a task was given up by the server before its result came"]
 
 
-def test_without_a_runner_the_training_ends_with_the_command_to_start_one(trainer: Trainer) -> None:
-    trainer.leases.patience_s = 0.5
-    with pytest.raises(ModelError, match="assay agent run AGENT --server URL"):
-        trainer.run()
-
-
 def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer: Trainer) -> None:
     def worked(url: str, key: str) -> Any:
         return work(CallableRunner(solve), TaskServer(url, key), patience_s=0.5, say=lambda _: None, tasks=1)
@@ -354,21 +337,3 @@ def test_a_server_that_is_not_there_is_reported_at_once_and_when_it_is_reached(t
         " is reached",
         "task t: done",
     ]
-
-
-def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
-    trainer.leases.heartbeat_s = 20.0
-    run = Later(trainer.run)
-    leased = trainer.lease()
-    with pytest.raises(ConfigError, match="refuses the key"):
-        TaskServer(trainer.server.url, leased["task"]["api_key"]).post("/assay/tasks/lease", {"runner": "the agent"})
-    trainer.server.post(f"/assay/tasks/{leased['lease']}/result", {"failed": "enough"})
-    assert run.value().rollout.status == "failed"
-
-
-def test_a_training_with_remote_runners_needs_a_key(model_name: str) -> None:
-    from assay.commands.train import train
-
-    rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
-    with pytest.raises(ConfigError, match="agent_key: is required by runners on other machines"):
-        train(agent="remote", rubric=rubric, data="arithmetic:terms=2-2&digits=1-1&size=60", name="m", model=model_name)

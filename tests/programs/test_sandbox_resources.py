@@ -90,13 +90,6 @@ print("done")
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(120)
-def test_zombie_processes_do_not_delay_the_end_of_a_run(isolated: str) -> None:
-    code = "import os\nfor _ in range(8):\n    if os.fork() == 0: os._exit(0)\nprint('left')"
-    result = attack(code, isolated)
-    assert (result.output, result.exit_code) == ("left\n", 0)
-
-
 def test_memory_of_one_process_is_bounded(isolated: str) -> None:
     result = attack("print('on')\nx = bytearray(2**30)", isolated)
     assert (result.output, result.exit_code) == ("on\n", 1)
@@ -153,12 +146,6 @@ def test_the_disk_cannot_be_filled(isolated: str) -> None:
         assert result.output.startswith("full") or result.killed_by == "disk"
 
 
-def test_writing_many_files_reaches_the_disk_limit(isolated: str) -> None:
-    code = "import itertools\nfor n in itertools.count():\n    open(f'f{n}', 'w').write('x' * 200_000)"
-    result = attack(code, isolated, disk_mb=8)
-    assert result.killed_by == "disk" or "No space left" in result.stderr
-
-
 def test_a_deep_tree_without_rights_is_removed(isolated: str) -> None:
     code = """
 import os
@@ -172,11 +159,6 @@ os.mkdir("locked", 0)
     assert result.ok or result.killed_by == "disk"  # the watcher of landlock ends a tree that it cannot count
 
 
-def test_ten_megabytes_of_output_are_cut(isolated: str) -> None:
-    result = attack("print('x' * 10_000_000)\nimport sys\nsys.stderr.write('y' * 10_000_000)", isolated)
-    assert (len(result.output), len(result.stderr), result.truncated, result.exit_code) == (10**6, 10**6, True, 0)
-
-
 @pytest.mark.slow
 def test_endless_output_does_not_block_the_clock(isolated: str) -> None:
     result = attack("while True: print('x' * 1000)", isolated, timeout_s=1, output_bytes=5000)
@@ -186,8 +168,3 @@ def test_endless_output_does_not_block_the_clock(isolated: str) -> None:
 def test_limits_apply_after_the_code_closed_its_streams(isolated: str) -> None:
     result = attack("import os, time\nos.closerange(0, 100)\ntime.sleep(100)", isolated, timeout_s=1)
     assert result.killed_by == "time"
-
-
-def test_ten_megabytes_of_code_run(isolated: str) -> None:
-    result = attack(f"text = '{'x' * 10_000_000}'\nprint(len(text))", isolated, memory_mb=512)
-    assert result.output == "10000000\n"

@@ -13,7 +13,7 @@ import assay
 from assay.cli.main import group
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, ProgramError
-from assay.programs import load_program, program_inputs, program_state, restore_program
+from assay.programs import load_program, program_state, restore_program
 from assay.programs.state import with_saved_state
 from assay.rubrics import Criterion, Rubric, checks
 from assay.testing import scripted_lm
@@ -83,15 +83,6 @@ def test_evaluate_sends_the_saved_instructions_and_demonstrations(file: Path) ->
     assay.evaluate(f"{file}:Solver", state=str(saved(file)), **options)
     assert all("SAVED" in prompt for prompt in prompts)
     assert any("DEMO" in prompt for prompt in prompts)
-
-
-def test_a_program_object_is_not_changed_by_a_state(file: Path) -> None:
-    lm, prompts = recording_lm()
-    program = load_program(f"{file}:Solver")
-    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
-    assay.evaluate(program, state=str(saved(file)), **options)
-    assert all("SAVED" in prompt for prompt in prompts)
-    assert all(predictor.signature.instructions != "SAVED" for predictor in program.predictors())
 
 
 def test_a_state_that_shows_a_task_of_gate_or_test_is_named_in_a_warning(file: Path) -> None:
@@ -269,12 +260,6 @@ def test_a_missing_file_a_folder_and_a_pickle_are_refused_and_nothing_is_unpickl
     assert not mark.exists()
 
 
-def test_a_state_of_react_is_not_loaded_into_its_successor(file: Path) -> None:
-    with pytest.raises(ProgramError) as caught:
-        assay.run(f"{file}:new", {"question": "q"}, state=str(saved(file, "old")), model="openai/none")
-    assert "extract.predict" in str(caught.value)
-
-
 def test_an_artifact_is_not_loaded_into_a_program_with_other_predictors(file: Path, tmp_path: Path) -> None:
     lm, _ = recording_lm()
     program = load_program(f"{file}:Solver")
@@ -284,32 +269,8 @@ def test_an_artifact_is_not_loaded_into_a_program_with_other_predictors(file: Pa
     assert "solve.predict" in str(caught.value)
 
 
-def test_an_artifact_has_its_own_state(file: Path, tmp_path: Path) -> None:
-    lm, _ = recording_lm()
-    report = assay.compile(f"{file}:Solver", rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
-    path = str(saved(file))
-    with pytest.raises(ConfigError):
-        assay.run(report.artifact, {"question": "q"}, state=path)
-    with pytest.raises(ConfigError):
-        assay.evaluate(str(report.artifact), rubric=rubric(), data=DATA, lm=lm, state=path)
-
-
-def test_an_artifact_keeps_the_generation_settings_of_its_predictors(file: Path, tmp_path: Path) -> None:
-    lm, _ = recording_lm()
-    program = load_program(f"{file}:Solver")
-    program.review.config = {"temperature": 0.25, "max_tokens": 70}
-    report = assay.compile(program, rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
-    loaded: Any = load_artifact(report.artifact, program=load_program(f"{file}:Solver")).program
-    assert loaded.review.config == {"temperature": 0.25, "max_tokens": 70}
-
-
 def test_a_state_does_not_name_a_server(file: Path) -> None:
     program = load_program(f"{file}:Solver")
     state = {**program_state(program), "config": {"review": {"temperature": 0.5, "api_base": "http://elsewhere"}}}
     restored: Any = restore_program("", {}, state, program)
     assert restored.review.config == {"temperature": 0.5}
-
-
-@pytest.mark.parametrize("name", ["old", "new", "one"])
-def test_a_module_of_dspy_takes_the_inputs_of_its_signature(file: Path, name: str) -> None:
-    assert program_inputs(load_program(f"{file}:{name}")) == ["question"]

@@ -62,12 +62,6 @@ def test_misspelled_keys_of_a_user_are_refused_by_the_nearest_one(user: Any, mes
         UserProfile.of({"goal": "Hello.", **user})
 
 
-def test_other_keys_are_those_of_a_users_own_program() -> None:
-    profile = UserProfile.of({"goal": "Hello.", "mood": "bad", "facts": {"day": {"value": "Friday", "secret": True}}})
-    assert profile.facts["day"]["secret"] is True
-    assert UserProfile.of({"goal": "Hello.", "facts": {"day": {"odd": "Friday"}}}).facts["day"]["asked_by"] == ["day"]
-
-
 @pytest.mark.parametrize("profile", [None, "a table", {"goal": ""}, {"goal": "x", "facts": ["day"]}])
 def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
     with pytest.raises(DataError, match="must have a 'goal'"):

@@ -84,11 +84,6 @@ def test_equality_of_encoded_values(one: Any, other: Any, equal: bool) -> None:
     assert same(_through_json(one), _through_json(other)) is equal
 
 
-def test_integers_of_any_length_are_exact() -> None:
-    assert same(_through_json([10**5000]), encode([10**5000]))
-    assert not same(_through_json(10**5000), encode(10**5000 + 1))
-
-
 def test_objects_of_other_classes_are_no_plain_values() -> None:
     for value in (object(), [object()], {1: print}, int):
         with pytest.raises(NotPlain):

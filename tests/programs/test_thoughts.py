@@ -71,19 +71,6 @@ def test_a_format_without_schemas_cannot_limit_a_thought_and_is_refused(prompt_f
         asked(8, prompt_format)
 
 
-def test_a_model_without_schemas_is_refused_with_what_to_name() -> None:
-    lm = dspy.LM("openai/local", api_key="x")
-    advice = r"openai/local is not known to take a schema that limits it\. Name a server that does \(api_base=…\)"
-    with pytest.raises(ConfigError, match=advice):
-        make_adapter("json").left_of(lm, Thinking.of(8), dspy.ensure_signature(Fruit))
-
-
-def test_a_program_without_a_thought_keeps_every_budget() -> None:
-    prediction, request = asked(8, program=dspy.Predict("text -> count: int"))
-    assert prediction.count == 2
-    assert budget_of({"config": {"response_format": request.config.response_format}}) is None
-
-
 def test_a_thought_that_is_the_whole_answer_cannot_be_off() -> None:
     with pytest.raises(ConfigError, match="the only output field"):
         asked("off", program=dspy.Predict("text -> reasoning"))

@@ -1,15 +1,13 @@
 """What `ToolUser` takes as tools and servers, and how functions with unusual parameters are called."""
 
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
-from assay.errors import ConfigError, ProgramError
+from assay.errors import ProgramError
 from assay.programs import McpServer, ToolUser
 from assay.programs.toolbox import function_tool
 
@@ -44,26 +42,6 @@ def test_tools_and_servers_of_a_wrong_type_are_refused_with_the_valid_form(
 ) -> None:
     with pytest.raises(ProgramError, match=message):
         ToolUser(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"command": [None]}, "needs a command"),
-        ({"command": {"python": 1}}, "needs a command"),
-        ({"url": "127.0.0.1:8000/mcp"}, "must begin with http:// or https://"),
-        ({"url": 8000}, "needs a command"),
-        ({"command": ["x"], "timeout_s": "3"}, "timeout_s='3' must be a finite number of seconds"),
-        ({"command": ["x"], "start_timeout_s": True}, "start_timeout_s=True must be a finite number of seconds"),
-    ],
-)
-def test_settings_of_a_server_of_a_wrong_type_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        McpServer(**wrong)
-
-
-def test_a_command_may_have_paths() -> None:
-    assert McpServer([sys.executable, Path("a") / "server.py"]).command == [sys.executable, "a/server.py"]
 
 
 def collecting(n: int, unit: str = "km", *more: Any, **rest: Any) -> str:

@@ -53,13 +53,6 @@ def test_choices_that_diverge_at_the_same_token_have_a_joint_probability() -> No
     assert odds.probabilities["search_web"] == odds.probabilities["search_db"] == pytest.approx(0.225)
 
 
-def test_probability_of_a_shared_prefix_is_divided_by_known_continuations() -> None:
-    tokens = [DB[0], ("search", {"search": 0.6, "sea": 0.2, "answer": 0.2}), *DB[2:]]
-    odds = choice_odds(decided(tokens, "search_db"), "action", NAMES)
-    assert odds.together == []
-    assert odds.probabilities["search_db"] / odds.probabilities["search_web"] == pytest.approx(7 / 2)
-
-
 class Turns(ScriptedEngine):
     """Answers each call with the next of the given answers, token by token."""
 
@@ -107,11 +100,6 @@ def calls_of(engine: Turns, threshold: float) -> list[str]:
     lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0))
     with dspy.context(lm=lm):
         return [step["tool"] for step in agent(threshold)(question="Who is Ann?").steps]
-
-
-def test_the_written_tool_is_called() -> None:
-    engine = Turns(DB, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
-    assert calls_of(engine, 0.5) == ["search_db"]
 
 
 def test_tools_with_only_a_joint_probability_are_resolved_by_another_call() -> None:

@@ -3,9 +3,7 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
-import dspy
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +11,7 @@ import assay
 from assay.cli.main import group
 from assay.commands.deployed import LoadedVersion
 from assay.commands.scoring import score_rollouts
-from assay.datasets import Task, load_tasks
+from assay.datasets import Task
 from assay.deployment import save_artifact
 from assay.errors import DataError
 from assay.evaluation import SilentProgress
@@ -171,23 +169,3 @@ def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: 
         assert (whole.prediction or {})["kind"] == "firm"
         again = loaded.run(Task(id="a", inputs=whole.inputs), rubric=None, store=store)
     assert again.due == prediction.due
-
-
-def test_columns_of_structured_rows_outside_of_their_metadata_are_kept(own_folder: Path) -> None:
-    row = {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "metadata": {"level": 1}, "source": "web"}
-    Path("rows.jsonl").write_text(json.dumps(row))
-    assert load_tasks("rows.jsonl")[0].metadata == {"level": 1, "source": "web"}
-
-
-def test_a_recorded_answer_is_scored_as_it_is_and_stored_as_json(own_folder: Path) -> None:
-    place = dspy.Code(code="x = 1")
-    typed: list[Any] = []
-
-    def check(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
-        typed.append(prediction["answer"])
-        return 1.0
-
-    with assay.record({"question": "q"}, rubric=Rubric("r", [Criterion(name="c", check=check)])) as run:
-        run.answer(place)
-    assert typed == [place]
-    assert run.rollout.prediction == {"answer": "x = 1"}

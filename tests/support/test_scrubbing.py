@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from assay.support.scrubbing import (
     results,
     scrub_logs,
     scrubbed,
-    shapes,
 )
 from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.export.files import RowWriter
@@ -180,19 +178,6 @@ def test_every_form_of_a_credential_is_removed_from_a_message_and_no_other_word(
     assert masked.rstrip().endswith(" after")
 
 
-def test_the_search_words_cover_all_forms_that_a_pattern_matches() -> None:
-    """Each character that `re.I` matches with a letter casefolds to it; else no searched word contains the letter."""
-    letters = set("".join(shapes.SEARCH_WORDS)) & set("abcdefghijklmnopqrstuvwxyz")
-    others = re.findall("[a-z]", "".join(map(chr, range(128, 0x110000))), re.I)
-    assert len(others) == 4
-    assert {
-        letter
-        for letter in letters
-        for other in others
-        if re.fullmatch(letter, other, re.I) and other.casefold() != letter
-    } == set()
-
-
 def test_keys_are_removed_from_errors_of_results_but_texts_are_kept() -> None:
     text = "Authorization: Bearer abcDEF123"
     result: dict[str, Any] = {
@@ -337,11 +322,6 @@ def test_a_secret_in_a_long_conversation_is_found_in_any_form(secret: str, escap
         {"role": "user", "content": [{"type": "text", "text": f"it is {MARK}."}]},
     ]
     assert fields({"messages": messages[:1]}, [secret]) == {"messages": messages[:1]}
-
-
-def test_a_credential_field_is_found_in_tuples_and_nested_mappings_of_a_conversation() -> None:
-    deep = OrderedDict(role="user", content=({"x": [{"api_key": "sk-1234567890abcdef"}]},))
-    assert "sk-1234567890abcdef" not in str(fields({"messages": [{"role": "user", "content": "a"}, deep]}))
 
 
 @pytest.mark.parametrize(
