@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from assay.errors import ConfigError, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
 from assay.programs import Classify, MathQA, ThinkingPolicy, program_state, restore_program
-from assay.programs.thinking import AUTO, Round, answer_key, majority_is_sure, margin_of, think
+from assay.programs.thinking import AUTO, Round, answer_key, majority_is_sure, think
 from assay.testing.fakes import scripted_lm
 
 LONG = "x" * 400
@@ -31,68 +31,48 @@ def rounds(choices: list[str], margins: list[float | None] | None = None, though
     return ask, asked
 
 
-def test_without_a_policy_a_step_thinks_once() -> None:
-    ask, asked = rounds(["a"])
-    thought = think(ThinkingPolicy(), 64, ask)
-    assert (thought.last.choice, thought.why, asked) == ("a", "limit", [(64, "")])
+# settings of the policy; choices and margins of the rounds; the limits of the rounds that are asked, and why it ended
+ROUNDS: list[tuple[dict[str, Any], str, list[float | None] | None, list[int], str]] = [
+    ({}, "a", None, [64], "limit"),
+    ({"probe_margin": 0.6}, "a", [0.7], [0], "probe"),
+    ({"probe_margin": 0.6}, "ab", [0.5, 0.9], [0, 64], "limit"),
+    ({"probe_margin": 0.6}, "ab", [None, 0.9], [0, 64], "limit"),  # an engine without probabilities
+    ({"stable": 2, "piece": 16}, "abb", None, [16, 16, 16], "stable"),
+    ({"probe_margin": 0.6, "stable": 2, "piece": 16}, "aa", [0.1, 0.2], [0, 16], "stable"),  # the probe counts
+    ({"confidence": 0.9, "piece": 16}, "ab", [0.1, 0.95], [16, 16], "confident"),
+    ({"stable": 2, "piece": 24}, "abc", None, [24, 24, 16], "limit"),
+]
 
 
-def test_an_agent_does_not_think_if_the_probe_is_clear() -> None:
-    ask, asked = rounds(["a"], [0.7])
-    assert think(ThinkingPolicy(probe_margin=0.6), 64, ask).why == "probe"
-    assert asked == [(0, "")]
+@pytest.mark.parametrize(("policy", "choices", "margins", "limits", "why"), ROUNDS)
+def test_thinking_ends_as_its_policy_says_with_the_last_choice(
+    policy: dict[str, Any], choices: str, margins: list[float | None] | None, limits: list[int], why: str
+) -> None:
+    ask, asked = rounds([*choices, "never asked"], [*margins, None] if margins else None)
+    thought = think(ThinkingPolicy(**policy), 64, ask)
+    assert ([tokens for tokens, _ in asked], thought.last.choice) == (limits, choices[-1])
+    assert thought.why == why
 
 
-@pytest.mark.parametrize("margin", [0.5, None])  # close, or unknown because the engine has no probabilities
-def test_an_agent_thinks_if_the_probe_is_close_or_unknown(margin: float | None) -> None:
-    ask, asked = rounds(["a", "b"], [margin, 0.9])
-    assert think(ThinkingPolicy(probe_margin=0.6), 64, ask).last.choice == "b"
-    assert asked == [(0, ""), (64, "")]
-
-
-def test_an_engine_without_probabilities_is_not_probed_in_vain() -> None:
-    ask, asked = rounds(["a"])
-    assert think(ThinkingPolicy(probe_margin=0.6), 64, ask, measured=False).last.choice == "a"
-    assert asked == [(64, "")]
-    ask, asked = rounds(["a", "a"])
-    assert think(ThinkingPolicy(probe_margin=0.6, stable=2, piece=16), 64, ask, measured=False).why == "stable"
-    assert asked == [(0, ""), (16, "")]
-
-
-def test_thinking_ends_once_the_choice_is_stable() -> None:
+def test_thoughts_so_far_are_given_again() -> None:
     ask, asked = rounds(["a", "b", "b", "b"])
-    thought = think(ThinkingPolicy(stable=2, piece=16), 64, ask)
-    assert (thought.why, [tokens for tokens, _ in asked]) == ("stable", [16, 16, 16])
-    assert asked[2][1].startswith("0xxx")  # the thoughts so far are given again
+    think(ThinkingPolicy(stable=2, piece=16), 64, ask)
+    assert asked[2][1].startswith("0xxx")
     assert " 1xxx" in asked[2][1]
 
 
-def test_a_probe_counts_towards_a_stable_choice() -> None:
-    ask, asked = rounds(["a", "a"], [0.1, 0.2])
-    assert think(ThinkingPolicy(probe_margin=0.6, stable=2, piece=16), 64, ask).why == "stable"
-    assert len(asked) == 2
+def test_an_engine_without_probabilities_is_not_probed_in_vain() -> None:
+    for settings, limits in (({}, [64]), ({"stable": 2, "piece": 16}, [0, 16])):
+        ask, asked = rounds(["a", "a"])
+        think(ThinkingPolicy(probe_margin=0.6, **settings), 64, ask, measured=False)
+        assert [tokens for tokens, _ in asked] == limits
 
 
-def test_thinking_ends_once_the_choice_is_confident() -> None:
-    ask, asked = rounds(["a", "b", "c"], [0.1, 0.95, 0.1])
-    assert think(ThinkingPolicy(confidence=0.9, piece=16), 64, ask).last.choice == "b"
-    assert len(asked) == 2
-
-
-def test_the_last_choice_is_the_answer_at_the_limit() -> None:
-    ask, asked = rounds(["a", "b", "c"])
-    thought = think(ThinkingPolicy(stable=2, piece=16), 40, ask)
-    assert (thought.why, thought.last.choice) == ("limit", "c")
-    assert [tokens for tokens, _ in asked] == [16, 16, 8]
-
-
-def test_a_thought_that_ended_itself_or_repeats_is_the_last() -> None:
-    ask, asked = rounds(["a", "b"], thought="short")
+@pytest.mark.parametrize(("thought", "calls"), [("short", 1), (LONG, 2)])
+def test_a_thought_that_ended_itself_or_repeats_is_the_last(thought: str, calls: int) -> None:
+    ask, asked = rounds(["a", "b", "c"], thought=thought)
     assert think(ThinkingPolicy(stable=2, piece=16), 64, ask).why == "ended"
-    assert len(asked) == 1
-    ask, asked = rounds(["a", "b", "c"], thought=LONG)
-    assert think(ThinkingPolicy(stable=2, piece=16), 64, ask).why == "ended"
-    assert len(asked) == 2
+    assert len(asked) == calls
 
 
 @pytest.mark.parametrize("policy", [ThinkingPolicy(), ThinkingPolicy(probe_margin=0.6, stable=2)])
@@ -157,60 +137,30 @@ def test_more_votes_for_the_first_make_it_surer(first: int, second: int) -> None
         assert majority_is_sure(Counter({"a": high + 1, "b": low}), 0.9)
 
 
-def test_margins_and_answers_are_compared_as_documented() -> None:
-    assert margin_of({"a": 0.7, "b": 0.2, "c": 0.1}) == pytest.approx(0.5)
-    assert margin_of({"a": 1.0}) == 1.0
-    first = dspy.Prediction(answer=" Forty  two", steps=[1], thought="a")
-    assert answer_key(first) == answer_key(dspy.Prediction(answer="forty two", steps=[], thought="b"))
-
-
 def test_samples_of_typed_answers_are_compared_by_their_values() -> None:
     kind = enum.Enum("kind", {"FIRM": "firm"})
-    first = dspy.Prediction(answer={"kind": kind.FIRM, "lines": [1]})
-    assert answer_key(first) == answer_key(dspy.Prediction(answer={"lines": [1], "kind": "Firm"}))
+    first = dspy.Prediction(answer={"kind": kind.FIRM, "lines": [1]}, steps=[1])
+    assert answer_key(first) == answer_key(dspy.Prediction(answer={"lines": [1], "kind": "Firm"}, steps=[]))
     assert answer_key(first) != answer_key(dspy.Prediction(answer={"lines": [2], "kind": "firm"}))
+    assert answer_key(dspy.Prediction(answer=" Forty  two")) == answer_key(dspy.Prediction(answer="forty two"))
+    for answer in (10**9000, object()):
+        assert answer_key(dspy.Prediction(answer=answer)) == answer_key(dspy.Prediction(answer=answer))
 
 
-@pytest.mark.parametrize("answer", [10**9000, object()], ids=["long", "object"])
-def test_an_answer_is_the_same_as_itself(answer: Any) -> None:
-    long = dspy.Prediction(answer=answer)
-    assert answer_key(long) == answer_key(long)
+WRONG: list[tuple[str, Any]] = [
+    *(("probe_margin", value) for value in (1.5, "0.5", True)),
+    *(("confidence", value) for value in (-0.1, float("nan"))),
+    *(("posterior", value) for value in (0.5, None, "high")),
+    *(("samples", value) for value in (0, True, None)),
+    *(("piece", value) for value in (3, None)),
+    *(("stable", 1), ("margin", 0.5)),
+]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"probe_margin": 1.5},
-        {"confidence": -0.1},
-        {"stable": 1},
-        {"piece": 3},
-        {"samples": 0},
-        {"posterior": 0.5},
-        {"margin": 0.5},
-        {"samples": True},
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(values))):
-        ThinkingPolicy.of(values)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"probe_margin": "0.5"},
-        {"probe_margin": True},
-        {"confidence": float("nan")},
-        {"posterior": None},
-        {"posterior": "high"},
-        {"samples": None},
-        {"piece": None},
-    ],
-)
-def test_values_of_a_wrong_type_are_refused_with_the_rule(values: dict[str, Any]) -> None:
-    (name,) = values
-    with pytest.raises(ConfigError, match=f"^{name}: must be a "):
-        ThinkingPolicy(**values)
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_values_out_of_range_or_of_a_wrong_type_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ThinkingPolicy.of({name: value})
 
 
 def test_a_policy_is_part_of_the_program_state() -> None:

@@ -1,4 +1,4 @@
-"""An agent in an environment: episodes, rewards by call, refused actions, and environments that misbehave."""
+"""An agent in an environment: episodes, rewards by call, refused values, and environments that misbehave."""
 
 import json
 import math
@@ -7,16 +7,20 @@ import time
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 from corridors import Corridor, Hangs, playing
 
 import assay
 from assay.datasets import Task
-from assay.errors import AssayError, EnvironmentFailed, FailureKind
+from assay.errors import AssayError, ConfigError, EnvironmentFailed, FailureKind, ProgramError
+from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import (
     EnvironmentAgent,
     EnvironmentStep,
+    environment_seed,
 )
+from assay.programs.environments.base import Play
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
 from assay.testing import scripted_lm
@@ -208,3 +212,75 @@ def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -
     evaluation = evaluated(Raises, DOOR, tmp_path).evaluation
     assert evaluation.unscored == 3
     assert "the environment Raises" in str(evaluation.why_unscored)
+
+
+def assert_no_thread_is_left() -> None:
+    until = time.monotonic() + 120
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "a thread of an environment is still alive"
+        time.sleep(0.02)
+
+
+def test_the_limit_of_tools_bounds_an_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=600)
+    with dspy.context(lm=lm), limited(2.0), pytest.raises(EnvironmentFailed, match=r"after 0\.5 s"):
+        agent(length=2)
+
+
+def test_a_run_that_is_stopped_stops_its_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
+    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
+        within_limit(lambda: agent(length=2), "the run")
+    assert_no_thread_is_left()
+
+
+def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:
+    with Play(Hangs, timeout_s=0.5) as play:
+        play.reset(Task(id="1", inputs={"length": 2}))
+        with pytest.raises(EnvironmentFailed, match=r"no result of step\('right'\) after 0\.5 s"):
+            play.step("right")
+        with pytest.raises(EnvironmentFailed, match=r"was given up.* step\('right'\) was not called"):
+            play.step("right")
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    step = EnvironmentStep(observation="", reward=np.float32(0.5), done=np.bool_(True))  # type: ignore[arg-type]
+    assert (step.reward, step.done) == (0.5, True)
+    assert type(step.reward) is float
+    assert type(step.done) is bool
+
+
+def test_seeds_come_from_the_task() -> None:
+    one = Task(id="1", inputs={"seed": 5, "a": 1})
+    assert environment_seed(one) == 5
+    unseeded = [Task(id="x", inputs={"a": value}) for value in (1, 1, 2)]
+    seeds = [environment_seed(task) for task in unseeded]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_steps_and_agents_refuse_wrong_values() -> None:
+    for wrong in (
+        {"observation": 3},
+        {"reward": math.inf},
+        {"reward": True},
+        {"reward": "1"},
+        {"reward": 10**400},
+        {"reward": np.float32("nan")},
+        {"done": 1},
+        {"actions": ("",)},
+        {"actions": "left"},
+        {"actions": tuple(f"action {at}" for at in range(10_000))},
+        {"info": None},
+        {"info": ["door"]},
+    ):
+        with pytest.raises(ConfigError):
+            EnvironmentStep(**{"observation": "", **wrong})
+    with pytest.raises(ProgramError, match="makes an environment"):
+        EnvironmentAgent(Corridor(), "Walk.")
+    with pytest.raises(ProgramError, match="instructions"):
+        EnvironmentAgent(Corridor, " ")
+    with pytest.raises(ConfigError, match="timeout_s"):
+        EnvironmentAgent(Corridor, "Walk.", timeout_s=0)
+    with pytest.raises(AttributeError):
+        EnvironmentStep(observation="").reward = 1.0  # type: ignore[misc]

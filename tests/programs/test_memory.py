@@ -3,13 +3,13 @@
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 import sqlalchemy as sa
+from indexed_documents import url as url
 
 from assay.commands.traces import forget_subject
 from assay.errors import ConfigError
@@ -21,23 +21,6 @@ from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.store import Store
 from assay.traces.store.erasure import erase_subject
-from assay.traces.store.tables import metadata
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty store."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "s.db")
-        return
-    address = request.getfixturevalue("postgres_url").replace("postgresql://", "postgresql+psycopg://")
-    engine = sa.create_engine(address)
-    metadata.drop_all(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS store_revision")
-    yield address
-    metadata.drop_all(engine)
-    engine.dispose()
 
 
 def test_the_memory_meets_its_contract(url: str) -> None:

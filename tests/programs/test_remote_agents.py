@@ -125,6 +125,12 @@ class Later(threading.Thread):
         return self.result
 
 
+def working(trainer: Trainer, runner: Any, lines: list[str] | None = None) -> Later:
+    """A runner of one task, in a thread; what it says is appended to `lines`."""
+    say = (lambda _: None) if lines is None else lines.append
+    return Later(work, runner, TaskServer(trainer.server.url, KEY), patience_s=120, say=say, tasks=1)
+
+
 @pytest.mark.slow
 def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer: Trainer, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
@@ -147,9 +153,7 @@ def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(t
     while not trainer.program.counts["lost"] and time.monotonic() < patient_until:
         time.sleep(0.05)
     trainer.leases.heartbeat_s = 20.0  # the next one may load the model meanwhile
-    done = Later(
-        work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=120, say=lambda _: None, tasks=1
-    )
+    done = working(trainer, CallableRunner(solve))
     assert run.value().prediction.answer
     assert done.value() == {"done": 1}
     with pytest.raises(Exception, match="a late one is not taken"):
@@ -200,7 +204,7 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
 ) -> None:
     trainer.leases.heartbeat_s, trainer.faults, trainer.handled_first = 1.0, list(faults), handled
     (runner, runs), lines = slow_agent(trainer), list[str]()
-    done = Later(work, runner, trainer.server, patience_s=120, say=lines.append, tasks=1)
+    done = working(trainer, runner, lines)
     rollout = trainer.run().rollout
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, runs) == ("done", 1.0, [rollout.id])
@@ -216,50 +220,16 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
 def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting = ["alive"], True
     runner, runs = slow_agent(trainer)
-    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
+    done = working(trainer, runner)
     run = Later(trainer.run)
     assert done.value() == {"lost": 1}
     trainer.faults.clear()
     trainer.leases.heartbeat_s = 20.0
-    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
+    done = working(trainer, runner)
     rollout = run.value().rollout
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
     assert trainer.program.notes() == ["1 run lost the process that ran the agent"]
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Trainer) -> None:
-    trainer.faults, trainer.lasting, trainer.leases.heartbeat_s = ["result"], True, 20.0
-    run = Later(trainer.run)
-    (runner, _), lines = slow_agent(trainer), list[str]()
-    assert work(runner, trainer.server, patience_s=0.3, say=lines.append, tasks=1) == {"lost": 1}
-    assert "Trying again for up to 0.3 s" in lines[0]
-    assert lines[1:] == ["task t: lost"]
-    trainer.faults.clear()
-    trainer.leases.heartbeat_s = 0.2
-    while not trainer.program.counts["lost"]:
-        time.sleep(0.05)
-    trainer.leases.heartbeat_s = 20.0
-    assert work(runner, trainer.server, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
-    assert run.value().rollout.score == 1.0
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_one_failed_request_after_a_long_task_does_not_end_the_runner(trainer: Trainer) -> None:
-    trainer.leases.heartbeat_s = 20.0
-    trainer.program.reached.set()
-
-    def answer(task: dict[str, Any]) -> str:
-        trainer.faults.append("lease")
-        time.sleep(1.2)
-        return "5"
-
-    done = Later(work, CallableRunner(answer), trainer.server, patience_s=1.0, say=lambda _: None, tasks=2)
-    assert [trainer.run().rollout.status for _ in range(2)] == ["done", "done"]
-    assert done.value() == {"done": 2}
 
 
 CYCLE: list[Any] = []
@@ -274,7 +244,7 @@ CYCLE.append(CYCLE)
 def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, answer: Any, reason: str) -> None:
     trainer.leases.heartbeat_s = 20.0
     runner = CallableRunner(lambda task: {"answer": answer})
-    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
+    done = working(trainer, runner)
     rollout = trainer.run().rollout
     assert done.value() == {"failed": 1}
     assert re.search(reason, rollout.error)
@@ -284,9 +254,7 @@ def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, a
 def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, tmp_path: Path) -> None:
     code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(600)"
     lines: list[str] = []
-    done = Later(
-        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lines.append, tasks=1
-    )
+    done = working(trainer, CommandRunner([sys.executable, "-c", code]), lines)
     assert trainer.run(timeout_s=3.0) is None
     assert done.value() == {"late": 1}
     assert (tmp_path / "began").exists()

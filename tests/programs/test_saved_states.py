@@ -7,16 +7,15 @@ from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, ProgramError
 from assay.programs import load_program, program_state, restore_program
 from assay.programs.state import with_saved_state
 from assay.rubrics import Criterion, Rubric, checks
 from assay.testing import scripted_lm
+from rigs.command_line import assay_command
 
 PROGRAM = '''
 import dspy
@@ -127,52 +126,31 @@ def test_each_side_of_a_comparison_may_have_a_state(file: Path) -> None:
 
 @pytest.mark.parametrize("command", ["evaluate", "compile", "tune", "collect", "run", "compare"])
 def test_the_command_line_refuses_a_state_of_another_program(file: Path, command: str) -> None:
-    name, flag = f"{file}:Solver", "--state-b" if command == "compare" else "--state"
-    path = saved(file, "old")
-    data = file.parent / "d.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
-    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", str(data)]
-    sides = [name, f"{file}:old"] if command == "compare" else [name]
-    if command == "compare":
-        sides.reverse()
-    result = CliRunner().invoke(group, [command, *sides, flag, str(path), "--model", "openai/none", *arguments])
-    assert result.exit_code != 0
-    assert "extract.predict" in result.output or "extract.predict" in str(result.exception)
+    (file.parent / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
+    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", "d.jsonl"]
+    sides = [f"{file}:old", f"{file}:Solver"] if command == "compare" else [f"{file}:Solver"]
+    flag = "--state-b" if command == "compare" else "--state"
+    result = assay_command(command, *sides, flag, str(saved(file, "old")), "--model", "openai/none", *arguments)
+    assert result.code != 0
+    assert "extract.predict" in result.stderr
 
 
-def rename(state: Any) -> None:
-    state["check"] = state.pop("review")
-
-
-def drop(state: Any) -> None:
-    del state["review"]
-
-
-def other_field(state: Any) -> None:
-    state["review"]["signature"]["fields"][0] = {"prefix": "Document:", "description": "${document}"}
-
-
-def one_field_less(state: Any) -> None:
-    del state["review"]["signature"]["fields"][0]
-
-
-def other_order(state: Any) -> None:
-    state["review"]["signature"]["fields"].reverse()
-
-
-def no_demos(state: Any) -> None:
-    state["review"]["demos"] = "none"
-
-
-def unknown_part(state: Any) -> None:
-    state["review"]["forward"] = "x"
+def changed(review: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A change of the part of a state that belongs to the predictor `review`."""
+    return lambda state: review(state["review"])
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (rename, "'check'"), (drop, "'review'"), (other_field, "document"), (one_field_less, "'review'"),
-        (other_order, "'review'"), (no_demos, "'review'"), (unknown_part, "'forward'"),
+        (lambda state: state.update(check=state.pop("review")), "'check'"),
+        (lambda state: state.pop("review"), "'review'"),
+        (changed(lambda part: part["signature"]["fields"][0].update(prefix="Document:", description="${document}")),
+         "document"),
+        (changed(lambda part: part["signature"]["fields"].pop(0)), "'review'"),
+        (changed(lambda part: part["signature"]["fields"].reverse()), "'review'"),
+        (changed(lambda part: part.update(demos="none")), "'review'"),
+        (changed(lambda part: part.update(forward="x")), "'forward'"),
     ],
 )  # fmt: skip
 def test_a_state_with_other_predictors_or_fields_is_refused(
@@ -210,25 +188,22 @@ def test_a_resumed_evaluation_runs_again_if_the_state_has_changed(file: Path, tm
     assert len(prompts) == 2 * sent
 
 
-@pytest.mark.parametrize("given", ["x.pkl", "folder", "x.json"])
 @pytest.mark.parametrize("command", ["evaluate", "compile", "tune", "collect", "improve", "compare", "run"])
-def test_no_command_unpickles_what_it_is_given_as_the_program(file: Path, command: str, given: str) -> None:
+def test_no_command_unpickles_what_it_is_given_as_the_program(file: Path, command: str) -> None:
     mark, folder = file.parent / "ran", file.parent / "folder"
     folder.mkdir()
     for path in (file.parent / "x.pkl", folder / "program.pkl"):
         path.write_bytes(b"cos\nmkdir\n(V" + str(mark).encode() + b"\ntR.")
-    (folder / "metadata.json").write_text("{}", encoding="utf-8")
-    (file.parent / "x.json").write_text("{}", encoding="utf-8")
-    data = file.parent / "d.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
-    programs = [str(file.parent / given)] + ([f"{file}:Solver"] if command == "compare" else [])
-    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", str(data)]
-    arguments += ["--order", "prompts", "--name", "n"] if command == "improve" else []
-    result = CliRunner().invoke(group, [command, *programs, "--model", "openai/none", *arguments])
-    said = f"{result.output}{result.exception}"
-    assert result.exit_code != 0
-    assert given in said
-    assert "state" in said
+    for path in (file.parent / "x.json", folder / "metadata.json"):
+        path.write_text("{}", encoding="utf-8")
+    (file.parent / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
+    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", "d.jsonl"]
+    arguments += {"improve": ["--order", "prompts", "--name", "n"], "compare": [f"{file}:Solver"]}.get(command, [])
+    for given in ("x.pkl", "folder", "x.json"):
+        result = assay_command(command, str(file.parent / given), *arguments, "--model", "openai/none")
+        assert result.code != 0
+        assert given in result.stderr
+        assert "state" in result.stderr
     assert not mark.exists()
 
 

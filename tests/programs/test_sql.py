@@ -312,3 +312,54 @@ def test_text_to_sql_is_evaluated_by_its_name(library: str, tmp_path: Path) -> N
     assert report.evaluation.unscored == 0
     # each author has 50 books, so the rows match everywhere
     assert list(report.evaluation.scores.values()) == pytest.approx([5.5 / 6] * 4)
+
+
+def test_a_guided_run_shows_the_expected_query_with_the_tables(library: str) -> None:
+    lm, prompts = answering("no query")
+    guide = {"assay_guide": {"sql": "SELECT COUNT(*)\nFROM Author"}}
+    with dspy.context(lm=lm, trace=[], **guide):
+        result = TextToSQL()(question="How many authors?", database=library)
+        ((_, inputs, output),) = dspy.settings.trace
+    assert (result.rows, prompts) == ([[40]], [])
+    assert "Author(AuthorId, Name, Country)" in inputs["tables"]
+    assert (inputs["question"], output.sql) == ("How many authors?", "SELECT COUNT(*) FROM Author")
+
+
+@pytest.mark.parametrize("expected", [{}, {"sql": ""}, {"sql": None}, {"sql": 3}, {"rows": [[40]]}])
+def test_a_task_without_an_expected_query_is_not_guided(library: str, expected: dict[str, Any]) -> None:
+    lm, prompts = answering("SELECT COUNT(*) FROM Author")
+    with dspy.context(lm=lm, trace=[], assay_guide=expected):
+        assert TextToSQL()(question="How many authors?", database=library).rows == [[40]]
+    assert len(prompts) == 1
+
+
+def test_an_expected_query_that_fails_is_written_anew(library: str) -> None:
+    lm, prompts = answering("SELECT COUNT(*) FROM Author")
+    with dspy.context(lm=lm, trace=[], assay_guide={"sql": "SELECT COUNT(*) FROM Nowhere"}):
+        assert TextToSQL()(question="How many authors?", database=library).rows == [[40]]
+    assert len(prompts) == 1
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> str:
+    with closing(sqlite3.connect(tmp_path / "notes.db")) as made, made:
+        made.execute("CREATE TABLE notes_data (body TEXT)")  # a name as that of an index, and a table of the user's
+        for module in ("fts4", "fts5"):
+            made.execute(f"CREATE VIRTUAL TABLE search_{module} USING {module}(body)")
+            made.execute(f"INSERT INTO search_{module} VALUES ('the red fox'), ('a blue bird')")
+    return str(tmp_path / "notes.db")
+
+
+def test_tables_inside_of_a_full_text_index_are_not_in_the_schema(indexed: str) -> None:
+    tables = {table.name: table.columns for table in open_database(indexed).tables()}
+    assert tables == dict.fromkeys(("notes_data", "search_fts4", "search_fts5"), ("body",))
+
+
+def test_a_full_text_index_is_searched_and_not_written(indexed: str) -> None:
+    database = open_database(indexed)
+    for table in ("search_fts4", "search_fts5"):
+        result = database.query(f"SELECT body FROM {table} WHERE {table} MATCH 'fox'", QueryLimits())
+        assert result.rows == (("the red fox",),)
+        with pytest.raises(QueryError) as refused:
+            database.query(f"INSERT INTO {table}({table}) VALUES ('optimize')", QueryLimits())
+        assert refused.value.kind == "write"

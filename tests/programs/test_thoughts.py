@@ -1,14 +1,16 @@
-"""Thinking budgets of programs: the thought field, its limit, and the program's state."""
+"""Thoughts of programs: the field, its limit and its place in the state; what is in a thought is no output."""
 
 from typing import Any
 
 import dspy
 import pytest
+from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
 from assay.models import Call, Thinking, get_lm
 from assay.models.thinking import budget_of
-from assay.programs import MathQA, make_adapter, program_state, program_version, restore_program
+from assay.programs import MathQA, program_state, program_version, restore_program
+from assay.programs.adapters import ADAPTERS, make_adapter
 from assay.programs.thinking import LIMIT
 from assay.testing.fakes import scripted_lm
 
@@ -103,3 +105,52 @@ def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, th
     assert decision.thinking_tokens is not None
     assert 0 < decision.thinking_tokens <= 4 * limit  # the field is limited in characters, four for a token
     assert decision.thinking_tokens < (decision.completion_tokens or 0)
+
+
+ANSWERS = {
+    "json": '{{"answer": "{0}"}}',
+    "lean": "answer: {0}",
+    "xml": "<answer>\n{0}\n</answer>",
+    "chat": "[[ ## answer ## ]]\n{0}\n\n[[ ## completed ## ]]",
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_only_what_follows_a_thought_is_parsed(name: str) -> None:
+    adapter, signature = make_adapter(name), dspy.Signature("question -> answer")
+    five, seven = ANSWERS[name].format(5), ANSWERS[name].format(7)
+    assert adapter.parse(signature, five) == {"answer": "5"}
+    for thought in (f"<think>\n{seven}\n</think>\n", f"{seven}\n</think>\n", f"[THINK]{seven}[/THINK]\n"):
+        assert adapter.parse(signature, thought + five) == {"answer": "5"}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_answer_cut_within_a_thought_has_no_output(name: str) -> None:
+    adapter, signature = make_adapter(name), dspy.Signature("question -> answer")
+    try:
+        assert adapter.parse(signature, f"<think>\n{ANSWERS[name].format(7)}\n") == {"answer": ""}
+    except AdapterParseError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<answer>a < b & c</answer>", "a < b & c"),
+        ("<answer>\n&lt;b> &amp; c\n</answer>", "<b> & c"),
+        ("The answer:\n```xml\n<answer>7</answer>\n```", "7"),
+        ("<answer>\n7", "7"),
+        ('{"answer": "7"}', "7"),
+        ("7", "7"),
+    ],
+)
+def test_xml_of_small_models_is_read(text: str, value: str) -> None:
+    assert make_adapter("xml").parse(dspy.Signature("question -> answer"), text) == {"answer": value}
+
+
+def test_xml_keeps_types_and_a_reasoning_field() -> None:
+    signature = dspy.Signature("question -> reasoning, items: list[str], count: int")
+    text = "<reasoning>\na < b\n</reasoning>\n<items><item>x</item><item>y & z</item></items>\n<count>2</count>"
+    assert make_adapter("xml").parse(signature, text) == {"reasoning": "a < b", "items": ["x", "y & z"], "count": 2}
+    with pytest.raises(AdapterParseError):
+        make_adapter("xml").parse(signature, text.replace("2", "two"))

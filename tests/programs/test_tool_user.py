@@ -11,10 +11,13 @@ import dspy
 import pytest
 
 import assay
+from assay.datasets import load_tasks
 from assay.errors import BudgetExceeded, ProgramError
 from assay.evaluation.session import has_tools
 from assay.models.limits import limited
 from assay.programs import AgentParameters, McpServer, ToolUser, load_program, program_inputs
+from assay.programs.toolbox import schema_tool
+from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout
 
@@ -263,3 +266,24 @@ def test_a_program_with_tools_of_its_own_compiles_and_its_artifact_calls_them(tm
     with dspy.context(lm=scripted_lm(script)):
         calls = assay.load(report["artifact"])(question="Add 4 and 5.").calls
     assert [call["result"] for call in calls] == ["9"]
+
+
+def score(task: Any, *turns: tuple[str, dict[str, Any]]) -> tuple[Any, float]:
+    prediction = run(ToolUser(), scripted(*(part for name, made in turns for part in ([name], made))), **task.inputs)
+    return prediction, load_rubric("tool_user").score(task, prediction).value
+
+
+def test_a_corrected_call_recovers_from_the_injected_error() -> None:
+    task = next(task for task in load_tasks("tools:errors?size=40") if len(task.inputs["tools"]) == 1)
+    (right,) = task.expected["calls"]
+    first = task.inputs["tools"][0]["simulation"][1]["arguments"]
+    prediction, value = score(task, (right["name"], first), (right["name"], right["arguments"]))
+    assert "is not accepted: give the code" in prediction.calls[0]["error"]
+    assert prediction.calls[1]["result"] == "done"
+    assert value > score(task, (right["name"], first))[1]
+
+
+def test_a_malformed_simulation_is_named() -> None:
+    for cases in ("x", [1], [{"arguments": {}}], [{"arguments": 1, "result": "x"}]):
+        with pytest.raises(ValueError, match="the simulation of tool 'a' must be a list of cases"):
+            schema_tool({"name": "a", "simulation": cases})
