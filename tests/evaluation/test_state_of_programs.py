@@ -18,7 +18,6 @@ from assay.errors import ProgramError
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.optimizers.prompts.named import to_examples
 from assay.programs.wrapping import as_module
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
@@ -287,30 +286,6 @@ def test_a_change_of_what_cannot_be_copied_is_refused_with_its_name(build: Calla
     assert attribute in str(error.value)
 
 
-class WithPool(Notes):
-    """Its runs take from a pool at the same time, and give back what they took."""
-
-    def prepare(self) -> None:
-        self.pool, self.together = queue.Queue[int](), threading.Barrier(2, timeout=10)
-        for number in range(3):
-            self.pool.put(number)
-
-    def note(self, question: str) -> None:
-        if question in (TASKS[0].inputs["question"], TASKS[1].inputs["question"]):
-            number = self.pool.get()
-            self.together.wait()
-            if question == TASKS[0].inputs["question"]:
-                threading.Event().wait(0.2)
-            self.pool.put(number)
-
-    def notes(self) -> Any:
-        return []
-
-
-def test_what_another_run_has_taken_from_a_pool_is_no_change() -> None:
-    assert len(prompts_of(WithPool(), threads=6)) == len(TASKS)
-
-
 class Shared:
     """Counts its uses; meant to be one for all runs."""
 
@@ -406,22 +381,6 @@ def numbered(request: Any) -> str:
     return f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
 
 
-def test_an_optimizer_of_dspy_finds_the_predictors_of_a_trace() -> None:
-    session = Session(
-        scripted_lm(numbered), Rubric("r", [Criterion(name="right", check=exact)]), Recorder(), Meter(), threads=1
-    )
-    session.register(TASKS)
-    recorded = RecordedProgram(COPIED["submodule"](), session)
-    examples = to_examples(TASKS)
-    with session.context():
-        compiled = dspy.BootstrapFewShot(
-            metric=session.rubric.metric(tasks=session.tasks), max_bootstrapped_demos=3, max_labeled_demos=0
-        ).compile(recorded, trainset=examples)
-    demos = compiled.program.answer.demos
-    assert [demo.answer for demo in demos] == ["0", "1", "2"]
-    assert all(tasks_in(str(demo)) == 1 for demo in demos)
-
-
 def compiled(program: Any, folder: Path, *, tasks: int, **options: Any) -> Any:
     data = [{"question": f"What is number {n}?", "answer": str(n)} for n in range(tasks)]
     return assay.compile(
@@ -463,23 +422,3 @@ def test_a_program_with_parts_that_cannot_be_copied_is_compiled(tmp_path: Path) 
     assert best.own() is best.answer
     assert best.answer.demos
     assert "kept" not in vars(best)
-
-
-class Whole(dspy.Module):
-    """One service behind all runs, which copies do not have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def __deepcopy__(self, memo: object) -> "Whole":
-        return self
-
-    def forward(self, question: str) -> Any:
-        return self.answer(question=question)
-
-
-def test_a_program_whose_copy_is_itself_runs() -> None:
-    lm = scripted_lm(lambda request: "[[ ## answer ## ]]\n5")
-    data = [{"question": "q", "answer": "5"}]
-    assert assay.evaluate(Whole(), rubric="exact", data=data, split="all", lm=lm).to_dict()["result"]["score"] == 1

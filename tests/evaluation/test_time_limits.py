@@ -1,4 +1,4 @@
-"""An agent, tool, check or judge that never returns fails one run only."""
+"""An agent, tool, check or judge that never returns or that exits the process fails one run only."""
 
 import asyncio
 import json
@@ -11,13 +11,117 @@ from typing import Any
 
 import dspy
 import pytest
-from endless_programs import by_question, scored
 
+import assay
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_score import score_rows
 from assay.commands.run import run
-from assay.errors import ConfigError, FailureKind, ProgramFailed
+from assay.commands.scoring import score_rollouts
+from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
-from assay.traces import Store
+from assay.traces import Rollout, Store
+from rigs.command_line import assay_command
+
+DATA = [{"id": str(at), "question": f"{at}", "answer": f"{at}"} for at in range(4)]
+
+
+RIGHT = Rubric(
+    "r",
+    [Criterion(name="right", check=lambda task, prediction, rollout: prediction["answer"] == task.expected["answer"])],
+)
+
+
+def scored(program: Any, rubric: Any = RIGHT, **options: Any) -> Any:
+    keywords = {
+        "lm": scripted_lm(lambda r: "yes"),
+        "split": "val",
+        "rename": {},
+        "preflight": False,
+        "threads": 2,
+        "salt": "s",
+    }
+    rows = [{**row, "split": "val"} for row in DATA]
+    return assay.evaluate(program, rubric=rubric, data=rows, **{**keywords, **options}).evaluation
+
+
+def by_question(evaluation: Any) -> dict[str, Any]:
+    return dict(sorted(evaluation.results.items()))
+
+
+@pytest.mark.parametrize(
+    "ends", [lambda: sys.exit(0), lambda: sys.exit("bye"), lambda: (_ for _ in ()).throw(GeneratorExit())]
+)
+def test_a_program_that_exits_the_process_fails_and_other_runs_continue(ends: Any) -> None:
+    def agent(question: str) -> str:
+        if question == "2":
+            ends()
+        return question
+
+    results = scored(agent)
+    assert [result.value for result in by_question(results).values()] == [1.0, 1.0, 0.0, 1.0]
+    assert by_question(results)["2"].failure is FailureKind.AGENT
+
+
+def exit_in_a_group() -> None:
+    raise BaseExceptionGroup("tasks", [SystemExit(1), ValueError()])
+
+
+def exit_before_another_error() -> None:
+    try:
+        sys.exit(1)
+    except SystemExit as error:
+        raise RuntimeError("the tool failed") from error
+
+
+@pytest.mark.parametrize("ends", [exit_in_a_group, exit_before_another_error])
+def test_wrapping_an_exit_in_another_exception_is_still_a_failure(ends: Any) -> None:
+    results = by_question(scored(lambda question: ends() if question == "2" else question))
+    assert [result.value for result in results.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert results["2"].failure is FailureKind.AGENT
+
+
+def test_a_tool_that_exits_the_process_fails_its_run() -> None:
+    tool = dspy.Tool(lambda number: sys.exit(number), name="stop", desc="Stops.", args={"number": {"type": "integer"}})
+
+    def agent(question: str) -> str:
+        return question if question != "1" else str(tool(number=1))
+
+    assert [result.value for result in by_question(scored(agent)).values()] == [1.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_process_ends_at_once_after_an_exception_of_a_signal_handler() -> None:
+    script = """
+import signal, threading, time
+import assay
+from assay.rubrics import Criterion, Rubric, checks
+
+class Alarm(BaseException):
+    pass
+
+def ring(number, frame):
+    raise Alarm
+
+signal.signal(signal.SIGALRM, ring)
+begun, main = threading.Event(), threading.main_thread().ident
+
+def slow(question):
+    begun.set()
+    time.sleep(300)
+
+measure = Rubric("r", [Criterion(name="right", check=checks.exact)])
+rows = [{"question": "a", "answer": "a", "split": "val"}, {"question": "b", "answer": "b", "split": "val"}]
+threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(main, signal.SIGALRM)), daemon=True).start()
+try:
+    assay.evaluate(slow, rubric=measure, data=rows, model="openai/x", api_base="http://127.0.0.1:9", preflight=False)
+except Alarm:
+    print("rung", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "rung\n", done.stderr
 
 
 def hanging(question: str) -> str:
@@ -179,3 +283,94 @@ def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
     assert "sys.exit(0)" in rows[0]["error"]
     assert rows[1] == {"answer": "4"}
     assert "limit of 1 s" in rows[2]["error"]
+
+
+def hangs_on_odd(request: Any) -> Any:
+    """A judge's model that never answers about the odd ones."""
+    if "odd" in str(request.messages[-1]):
+        time.sleep(300)
+    return {"yes": 0.9, "no": 0.1}
+
+
+def judged_rows(path: Path) -> str:
+    path.write_text(
+        "".join(json.dumps({"output": f"{'odd' if at % 2 else 'even'} thing {at}"}) + "\n" for at in range(4))
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["score", "drift", "audit"])
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path: Path) -> None:
+    options = {
+        "lm": scripted_lm(hangs_on_odd, logprobs=True),
+        "store": tmp_path / "j.db",
+        "task_timeout": 0.5,
+        "threads": 4,
+    }
+    if command == "score":
+        report = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **options)
+        assert (report.verdicts, report.unscored) == ({"no": 0, "yes": 2}, 2)
+        assert report.why_unscored == [
+            "OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"
+        ]
+    elif command == "drift":
+        report = replay_anchors(
+            "Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **options
+        )
+        assert (report.frozen, report.coverage) == (4, 0.5)
+    else:
+        rows = [
+            {"input": f"{word} question {at}", "good": "right", "bad": "wrong"}
+            for at in range(2)
+            for word in ("odd", "even")
+        ]
+        (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        report = audit_judge(
+            "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**options, "task_timeout": 0.2, "threads": 16}
+        )
+        assert 0 < report.unscored < report.verdicts
+    with Store(tmp_path / "j.db") as store:
+        assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
+
+
+@pytest.mark.timeout(120)
+def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -> None:
+    def never(request: Any) -> Any:
+        time.sleep(300)
+
+    with pytest.raises(ModelError, match=r"did not answer the judge 'Is it fine\?': .*longer than the limit of 0\.3 s"):
+        score_rows(
+            "Is it fine?",
+            data=judged_rows(tmp_path / "d.jsonl"),
+            lm=scripted_lm(never),
+            store=tmp_path / "j.db",
+            task_timeout=0.3,
+        )
+
+
+@pytest.mark.timeout(120)
+def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        if prediction["answer"] == "3":
+            time.sleep(300)
+        return 1.0
+
+    with Store(tmp_path / "s.db") as store:
+        for at in range(4):
+            store.put_rollout(
+                Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done")
+            )
+    rubric = Rubric("r", [Criterion(name="odd", check=check)])
+    report = score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0.5).to_dict()
+    assert (report["scored"], report["unscored"]) == (3, 1)
+    assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
+    with pytest.raises(ConfigError, match="task_timeout"):
+        score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0)
+
+
+def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    done = assay_command("train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5")
+    assert (done.code, "--task-timeout" in done.stderr) == (2, True)

@@ -8,14 +8,7 @@ from hypothesis import given, settings, strategies as st
 from labelled_items import item
 from sklearn.metrics import cohen_kappa_score
 
-from assay.judges.quality.agreement import (
-    MEASURES,
-    AgreementTable,
-    Answers,
-    agreement,
-    ceiling,
-    objective_of,
-)
+from assay.judges.quality.agreement import MEASURES, AgreementTable, Answers, agreement, ceiling, objective_of
 from assay.rubrics import JudgeSpec
 
 YES_NO = JudgeSpec(text="?", scale=("no", "yes"))

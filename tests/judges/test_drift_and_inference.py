@@ -21,16 +21,6 @@ def frozen(values: list[float | None], noise: float = 0.0) -> AnchorSet:
     return AnchorSet(MADE, noise, anchors, repeated=len(anchors), flips=0)
 
 
-def test_psi_matches_hand_calculation() -> None:
-    # halves before; after, nine tenths in the lower: 0.4·ln(0.9/0.5) - 0.4·ln(0.1/0.5) = 0.879
-    before, after = [0.0] * 50_000 + [1.0] * 50_000, [0.0] * 90_000 + [1.0] * 10_000
-    assert population_stability_index(before, after, bins=2) == pytest.approx(0.879, abs=0.001)
-    assert population_stability_index(before, before) == pytest.approx(0.0)
-    assert math.isfinite(population_stability_index([0.0] * 30, [1.0] * 30))
-    with pytest.raises(DataError, match="before and after"):
-        population_stability_index([], [1.0])
-
-
 def test_cusum_alarms_at_the_tabulated_rate() -> None:
     rng = np.random.default_rng(0)
 
@@ -61,13 +51,6 @@ def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None
     assert comparison["changed"] == {"model": ["m1", "m2"]}
     unnamed = compare(frozen(values), [1 - value for value in values], MADE)
     assert any("check the model server" in alarm for alarm in unnamed["alarms"])
-
-
-def test_a_changed_spread_around_the_same_mean_is_detected() -> None:
-    rng = np.random.default_rng(0)
-    values = [float(v) for v in rng.normal(0.5, 0.02, 200)]
-    comparison = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
-    assert [alarm for alarm in comparison["alarms"] if "PSI" in alarm]
 
 
 def test_lost_verdicts_raise_an_alarm_and_are_not_zero() -> None:
@@ -108,16 +91,6 @@ def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None
         assert abs(estimate.verdicts_alone - 0.4) > 0.05
     assert 0.92 <= covered / 400 <= 0.98
     assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are informative
-
-
-def test_an_uninformative_judge_gets_no_weight() -> None:
-    rng = np.random.default_rng(1)
-    human = rng.random(200)
-    estimate = corrected_mean(human, [0.5] * 200, [0.5] * 1000)
-    assert estimate.weight == 0.0
-    assert estimate.mean == pytest.approx(human.mean())
-    against = corrected_mean(human, 1 - human, rng.random(1000))
-    assert against.weight == 0.0  # a judge with negative agreement is not inverted
 
 
 def test_corrected_means_refuse_invalid_input() -> None:
@@ -223,12 +196,6 @@ def replayed(before: list[float], after: list[float], *, repeated: int = 60, fli
 
 def flipped(values: list[float], count: int) -> list[float]:
     return [1 - value if at < count else value for at, value in enumerate(values)]
-
-
-@pytest.mark.parametrize("flips", [1, 2, 3])
-def test_a_few_flips_of_written_verdicts_raise_no_alarm(flips: int) -> None:
-    values = [float(at % 2) for at in range(60)]
-    assert replayed(values, flipped(values, flips))["alarms"] == []
 
 
 def test_flips_in_one_direction_and_many_flips_raise_an_alarm() -> None:

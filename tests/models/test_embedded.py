@@ -1,7 +1,6 @@
 """The real embedded model: constrained output, log-probabilities, tokens, HTTP."""
 
 import json
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,8 @@ import pytest
 
 from assay.errors import ModelError
 from assay.models import Call, find_model, get_lm, pull_model
-from assay.models.embedded import cores, idle_threads, server_url
-from assay.models.line_grammar import LINES, lines_grammar
+from assay.models.embedded import server_url
+from assay.models.line_grammar import LINES
 from assay.models.registry import EMBEDDED
 from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 
@@ -129,15 +128,6 @@ def test_parallel_calls_answer_like_sequential_ones(small_embedded: str) -> None
     )  # batches round differently, so that near ties may flip
 
 
-def test_threads_are_the_idle_cores_or_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASSAY_THREADS", raising=False)
-    for busy, threads in ((0.0, min(8, cores())), (float(cores()), 1), (1000.0, 1)):
-        monkeypatch.setattr("assay.models.embedded.busy_cores", lambda window, busy=busy: busy)
-        assert idle_threads() == threads
-    monkeypatch.setenv("ASSAY_THREADS", "3")
-    assert idle_threads() == 3
-
-
 @pytest.mark.parametrize("adapter", [SchemaAdapter(), LeanAdapter()])
 def test_output_is_constrained_to_the_schema(small_embedded: str, adapter: dspy.Adapter) -> None:
     class Pick(dspy.Signature):
@@ -167,18 +157,6 @@ def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(small_
         ).steps
     assert all(call.constrained for call in calls)
     assert [step["tool"] for step in steps] == ["calculator"]
-
-
-def test_patterns_of_characters_and_classes_are_constrained_in_lines(small_embedded: str) -> None:
-    pattern = r"^heat [1-9]00?, hours [1-8]{1,2}$"
-    schema = {"properties": {"plan": {"type": "string", "pattern": pattern}}, LINES: True}
-    assert lines_grammar(schema).endswith('" " [1-9] "0" "0"? "," " " "h" "o" "u" "r" "s" " " [1-8]{1,2} "\\n"?')
-    texts = get_lm(small_embedded, temperature=1.0)(
-        "Write a plan.", response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
-    )
-    assert re.fullmatch(r"plan: heat [1-9]00?, hours [1-8]{1,2}\n?", str(texts[0]))
-    unknown = {"properties": {"plan": {"type": "string", "pattern": "^(a|b)$"}}, LINES: True}
-    assert "2000" in lines_grammar(unknown)
 
 
 def test_objects_in_lines_are_constrained_to_their_schema(small_embedded: str) -> None:

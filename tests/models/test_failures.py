@@ -18,13 +18,12 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMRateLimitError, LMTimeoutError
 
 from assay.datasets import Task
-from assay.errors import BudgetExceeded, FailureKind, ModelError
+from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
 from assay.models.calls import failure_of_call, failure_of_program
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
-from assay.rubrics.scoring import set_failure
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.export.selection import read_groups
@@ -229,10 +228,3 @@ def test_a_program_that_answers_despite_a_failed_call_is_scored() -> None:
 def test_a_cap_inside_a_task_group_stops_the_run() -> None:
     with pytest.raises(BudgetExceeded):
         ran(Wrapping("grouped"), raising(BudgetExceeded("no calls left")))
-
-
-def test_a_run_that_answered_after_a_loop_keeps_its_kind_when_it_is_scored() -> None:
-    rollout = Rollout(status="done", failure=FailureKind.LOOP, prediction={"answer": "1"})
-    rubric = Rubric("r", [Criterion(name="right", check=lambda *_: 1.0)])
-    set_failure(rollout, rubric.criteria, rubric.score(Task(id="t", inputs={"question": "?"}), {"answer": "1"}))
-    assert (rollout.status, rollout.failure) == ("done", FailureKind.LOOP)

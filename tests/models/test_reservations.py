@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -138,19 +137,6 @@ def test_a_call_at_the_cap_is_refused_only_once_the_calls_in_flight_are_recorded
     go_on.set()
     last.join(FOREVER_S)
     assert recorded == [3]
-
-
-def test_an_engine_that_calls_another_model_does_not_wait_for_itself() -> None:
-    meter = Meter(Caps(tokens=500))
-    inner = scripted_lm(lambda request: "yes", meter=meter)
-
-    def asks(request: Any) -> str:
-        return str(inner("inner", max_tokens=400)[0])
-
-    outer = scripted_lm(asks, meter=meter)
-    with pytest.raises(BudgetExceeded):
-        outer("outer", max_tokens=300)
-    assert meter.in_flight == 0
 
 
 def test_a_reservation_is_released_by_a_cancelled_task_and_its_answer_is_recorded() -> None:

@@ -116,13 +116,6 @@ def test_a_budget_that_an_engine_cannot_keep_is_refused_before_any_request(
     assert bodies == []
 
 
-def test_a_provider_without_a_token_budget_names_the_effort_words() -> None:
-    with pytest.raises(ConfigError, match="has no token budget; use an effort word"):
-        get_lm("openai/gpt-5-mini", api_key="k", num_retries=0)("hello", thinking=64)
-    with pytest.raises(ConfigError, match=r"not known to think.*limits that field instead"):
-        get_lm("openai/gpt-4o", api_key="k", num_retries=0)("hello", thinking="low")
-
-
 def test_an_embedded_model_without_thinking_tags_is_refused(model_name: str) -> None:
     for thinking in (64, "low", "off"):
         with pytest.raises(ConfigError, match="no thinking tags"):
@@ -197,9 +190,3 @@ REQUEST = {
 def test_the_tokens_of_a_thought_field_are_counted(tokens: list[str], thinking: int) -> None:
     assert thought_tokens(REQUEST, "", tokens, len) == thinking
     assert budget_of(REQUEST) == 16
-
-
-def test_without_tokens_the_thought_is_counted_by_the_tokenizer() -> None:
-    assert thought_tokens(REQUEST, '{"thought": "abcd", "answer": "x"}', [], len) == 4
-    assert thought_tokens(REQUEST, "nothing", [], len) is None
-    assert thought_tokens({"config": {}}, '{"thought": "abcd"}', [], len) is None

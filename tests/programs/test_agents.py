@@ -70,28 +70,11 @@ def test_parameters_that_are_no_mapping_are_refused_with_an_example(values: Any)
             MathQA(parameters=values)
 
 
-def test_an_agent_answers_at_max_steps() -> None:
-    agent, lm = math(max_steps=4), scripted_math(answers=99)
-    numbers = iter(range(100))
-    agent.tools["calculator"] = dspy.Tool(lambda expression: str(next(numbers)), name="calculator")
-    script = lm.scripted.script
-    lm.scripted.script = lambda request: script(request).replace("1 + 1", f"1 + {lm.scripted.calls}")
-    assert len(run(agent, lm).steps) == 3
-
-
 @pytest.mark.parametrize(
     ("need", "threshold", "calls"), [(0.6, 0.5, 1), (0.6, 0.7, 0), (0.1, 0.0, 1), (0.0, 0.0, 1), (0.9, 1.0, 0)]
 )
 def test_a_tool_is_called_if_the_estimate_reaches_the_threshold(need: float, threshold: float, calls: int) -> None:
     assert len(run(math(tool_usage_threshold=threshold), scripted_math(need=need)).steps) == calls
-
-
-def test_a_forced_decision_is_demonstrated() -> None:
-    agent = math(tool_usage_threshold=0, max_steps=2)
-    with dspy.context(lm=scripted_math(need=0.0), trace=[]):
-        agent(question="1 + 1?")
-        actions = [output.action for predictor, _, output in dspy.settings.trace if predictor is agent.decide]
-    assert actions == ["calculator", "answer"]
 
 
 def test_the_oldest_observations_are_dropped_first_and_the_task_never(small_embedded: str) -> None:

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from assay.errors import ConfigError, ProgramError
-from assay.programs import (
-    Classify,
-    Extract,
-    MathQA,
-)
+from assay.programs import Classify, Extract, MathQA
 from assay.programs.calculator import CalculatorError, calculator
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import dspy
 import pytest
 from click.testing import CliRunner
-from dspy.utils.exceptions import ContextWindowExceededError
 
 import assay
 from assay.cli.main import group
 from assay.datasets.tasks import make_task
-from assay.errors import DataError, FailureKind, LoopStopped, ProgramError, SandboxError
+from assay.errors import FailureKind, SandboxError
 from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import CodeRepair, Refine, load_program, program_inputs
 from assay.programs.sandbox import available
 from assay.rubrics import Grade, load_rubric
+from assay.shipped.programs.code_repair.edits import Edit, applied, excerpt, functions_of, replacement_of
 from assay.testing import scripted_lm
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
@@ -172,34 +172,6 @@ def test_max_steps_limits_the_edits_and_depth_reviews_them() -> None:
     assert worse.code == right, "an accepted version is not lost to a worse one"
 
 
-def test_a_failure_while_an_answer_is_read_loses_no_code() -> None:
-    result = repaired(scripted_lm(lambda request: "no idea"), max_steps=3)
-    assert result.code == CODE
-    too_long = ContextWindowExceededError(model="m", message="the prompt is too long")
-    assert repaired(editing(too_long)).code == CODE
-    assert repaired(editing(LoopStopped("a loop"))).code == CODE
-
-
-@pytest.mark.parametrize("code", ["", "  \n", None, 3])
-def test_code_that_is_empty_is_refused(code: Any) -> None:
-    with pytest.raises(ProgramError, match="must be the source to repair"):
-        repaired(editing("never"), code)
-
-
-@pytest.mark.parametrize("tests", ["", None, [], "x = 1", [["f(", "1"]], 5])
-def test_tests_that_cannot_be_read_are_refused(tests: Any) -> None:
-    with pytest.raises(DataError):
-        repaired(editing("never"), tests=tests)
-
-
-def test_a_syntax_error_in_the_source_is_reported_and_repaired() -> None:
-    seen: list[dict[str, str]] = []
-    broken = FIXED.replace("for value in values:", "for value in values")
-    result = repaired(editing((3, "for value in values:"), seen=seen), broken)
-    assert result.code == FIXED
-    assert "SyntaxError" in seen[0]["prompt"]
-
-
 @pytest.mark.parametrize(
     "hack",
     [
@@ -260,3 +232,56 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
     longer = FIXED.replace("    return", "    values = list(values)\n    return")
     # tests 3 of 3, no hacks 1 of 1, and the diff has 3 changed statements where 2 are needed: (3 + 1 + 2/3) / 5
     assert rubric.score(task, dspy.Prediction(code=longer)).value == pytest.approx((3 + 1 + 2 / 3) / 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return x", "return x"),
+        ("    return x\n", "    return x"),
+        ("3: return x", "return x"),
+        ("  3:     return x", "    return x"),
+        ("```python\nreturn x\n```", "return x"),
+        ("`return x`", "return x"),
+        ("x = {3: 4}", "x = {3: 4}"),
+        ("30: x", "30: x"),
+    ],
+)
+def test_a_replacement_is_read_without_its_wrapping(text: str, expected: str) -> None:
+    assert replacement_of(text, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (Edit(2, "return 2"), "def f():\n    return 2\n"),
+        (Edit(2, "        return 2"), "def f():\n    return 2\n"),
+        (Edit(2, "x = 2\nreturn x"), "def f():\n    x = 2\n    return x\n"),
+        (Edit(2, "if 1:\n    return 2\nreturn 3"), "def f():\n    if 1:\n        return 2\n    return 3\n"),
+        (
+            Edit(2, "if 1:\n        return 2\n    return 3"),
+            "def f():\n    if 1:\n        return 2\n    return 3\n",
+        ),
+        (Edit(2, "if 1:\n    return 2"), "def f():\n    if 1:\n        return 2\n"),
+        (Edit(1, "def g():"), "def g():\n    return 1\n"),
+        (Edit(2, "return ("), "def f():\n    return (\n"),
+    ],
+)
+def test_an_edit_gets_the_indentation_of_its_line(edit: Edit, expected: str) -> None:
+    assert applied("def f():\n    return 1\n", edit) == expected
+
+
+def test_an_excerpt_offers_lines_with_code() -> None:
+    source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x\n'
+    assert excerpt(source, 1000).choices == (4, 7)
+    assert excerpt(source, 1000).whole
+    short = excerpt(source, 30)
+    assert short.text == "4: def f(x):\n…\n7:     return x"
+    assert excerpt("(", 10).choices == (1,)
+    assert excerpt("# only\n", 100).choices == (1, 2)
+
+
+def test_functions_of_a_source_are_named_with_their_class() -> None:
+    source = "import x\nclass A:\n    def f(self):\n        def g(): pass\n\n    @x\n    def h(self): pass\n"
+    assert functions_of(source) == {"A.f": [3, 4], "A.h": [6, 7], "module": [1, 2]}
+    assert functions_of("def (") == {}

@@ -13,7 +13,7 @@ from dspy.lm15 import TokenLogprob, TopLogprob
 
 import assay
 from assay.datasets import load_tasks
-from assay.errors import ConfigError, DataError, EnvironmentFailed, ProgramError
+from assay.errors import ConfigError, EnvironmentFailed, ProgramError
 from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter, with_recording
 from assay.optimizers.prompts.demonstrations import explore, with_demos
@@ -72,13 +72,6 @@ def test_the_program_abstains_if_no_passage_answers() -> None:
     assert [len(search["passages"]) for search in result.searches] == [2, 0]
     assert [search["abstained"] for search in result.searches] == [True, True]
     assert run(reader("38 metres"), [{"text": "Nothing about it."}]).abstained
-
-
-@pytest.mark.parametrize(("threshold", "abstained"), [(0.0, False), (0.55, False), (0.65, True), (1.0, True)])
-def test_the_threshold_is_the_lowest_probability_with_which_a_passage_answers(
-    threshold: float, abstained: bool
-) -> None:
-    assert run(reader("38 metres", sure=0.6), tool_usage_threshold=threshold).abstained is abstained
 
 
 class Chances(ScriptedEngine):
@@ -166,13 +159,6 @@ def test_a_retriever_that_fails_is_not_the_agents_failure(result: Any, message: 
         agent(question=QUESTION)
 
 
-def test_documents_of_a_task_are_a_list_and_none_is_not_the_index() -> None:
-    for wrong in ("38 metres", 3, [{"source": "a.md"}]):
-        with pytest.raises(DataError, match="text"):
-            run(reader("38 metres"), wrong)
-    assert run(reader("38 metres"), []).abstained
-
-
 def test_an_artifact_does_not_lose_a_custom_retriever() -> None:
     agent = AnswerFromDocuments(retriever=TextRetriever([document["text"] for document in DOCUMENTS]))
     with dspy.context(lm=reader("38 metres")):
@@ -237,11 +223,6 @@ def test_without_an_answer_in_the_documents_every_passage_is_rejected(expected: 
     result, steps, calls = guided(expected)
     assert (result.answer, result.abstained, calls) == (ABSTAINED, True, 0)
     assert {(name, answers) for name, _, answers in steps} == {("read", "no")}
-
-
-@pytest.mark.parametrize("expected", [{}, {"answer": "38 metres"}, {"source": "mill.txt"}, {"passages": ["38 metres"]}])
-def test_labels_without_passage_or_answer_do_not_guide(expected: dict[str, Any]) -> None:
-    assert guided(expected)[2] > 0
 
 
 def test_demonstrations_have_right_answers_where_the_program_itself_always_abstains() -> None:

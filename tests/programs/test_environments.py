@@ -15,11 +15,7 @@ import assay
 from assay.datasets import Task
 from assay.errors import AssayError, ConfigError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.limits import OverTime, limited, within_limit
-from assay.programs import (
-    EnvironmentAgent,
-    EnvironmentStep,
-    environment_seed,
-)
+from assay.programs import EnvironmentAgent, EnvironmentStep, environment_seed
 from assay.programs.environments.base import Play
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
@@ -49,15 +45,6 @@ def test_an_episode_that_never_ends_is_stopped_by_max_steps() -> None:
     grade = episode_ended(Task(id="1", inputs={}), dict(result.items()), None)
     assert grade.value == 0
     assert "4 actions" in grade.reason
-
-
-def test_a_refused_action_that_is_repeated_ends_the_run() -> None:
-    agent, lm, _prompts = playing(["fly"] * 100)
-    agent.set_parameters({"max_steps": 50})
-    with dspy.context(lm=lm):
-        result = agent(length=2)
-    assert len(result.steps) == 3
-    assert not result.done
 
 
 # Environments that misbehave
@@ -132,23 +119,6 @@ def test_an_environment_that_misbehaves_ends_the_run_with_what_it_did(environmen
     assert message in str(raised.value)
 
 
-def test_an_environment_is_closed_also_after_a_failure_of_the_agent() -> None:
-    closed: list[str] = []
-
-    class Closing(Corridor):
-        def close(self) -> None:
-            closed.append(threading.current_thread().name)
-
-    agent, _, _ = playing([], Closing)
-
-    def fail(request: Any) -> str:
-        raise ValueError("broken")
-
-    with dspy.context(lm=scripted_lm(fail)), pytest.raises(Exception, match="broken"):
-        agent(length=2)
-    assert closed == ["assay-environment"]
-
-
 def evaluated(environment: Any, rubric: Rubric, tmp_path: Any, actions: str = "right", **options: Any) -> Any:
     lm = scripted_lm(lambda request: json.dumps({"action": actions}))
     return assay.evaluate(
@@ -221,12 +191,6 @@ def assert_no_thread_is_left() -> None:
         time.sleep(0.02)
 
 
-def test_the_limit_of_tools_bounds_an_environment() -> None:
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=600)
-    with dspy.context(lm=lm), limited(2.0), pytest.raises(EnvironmentFailed, match=r"after 0\.5 s"):
-        agent(length=2)
-
-
 def test_a_run_that_is_stopped_stops_its_environment() -> None:
     agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
     with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
@@ -241,13 +205,6 @@ def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:
             play.step("right")
         with pytest.raises(EnvironmentFailed, match=r"was given up.* step\('right'\) was not called"):
             play.step("right")
-
-
-def test_numbers_of_numpy_are_taken() -> None:
-    step = EnvironmentStep(observation="", reward=np.float32(0.5), done=np.bool_(True))  # type: ignore[arg-type]
-    assert (step.reward, step.done) == (0.5, True)
-    assert type(step.reward) is float
-    assert type(step.done) is bool
 
 
 def test_seeds_come_from_the_task() -> None:

@@ -1,9 +1,8 @@
 """Agents written without assay, run on the embedded model behind the gateway: what is recorded, and how they fail."""
 
 import dataclasses
-import functools
-import json
 import os
+import re
 import sys
 import threading
 import time
@@ -26,7 +25,15 @@ from assay.models.embedded import PolicyBackend
 from assay.models.lm import LanguageModel, lm_over
 from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
+from assay.programs.foreign.runners import (
+    AgentFailed,
+    AgentRunner,
+    AgentTask,
+    CallableRunner,
+    CommandRunner,
+    RunnerLost,
+    runner_of,
+)
 from assay.traces import Recorder, Store
 from assay.traces.gateway.policy import PolicyGateway
 
@@ -205,21 +212,6 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHos
     assert len(host.store.rollout(run.rollout.id).transitions) == 1
 
 
-def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(embedded_host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        threading.Thread(target=functools.partial(ask, task), daemon=True).start()
-        while not embedded_host.gateway.gateway.started:
-            time.sleep(0.001)
-        return "5"
-
-    first = embedded_host.program(CallableRunner(ask))
-    first.reached.set()
-    first.runner = CallableRunner(agent)
-    rollout = embedded_host.run(first).rollout
-    assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
-    assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
-
-
 def test_a_command_that_hangs_is_ended_with_its_children(host: AgentHost, tmp_path: Path) -> None:
     hangs = "import subprocess, time; child = subprocess.Popen(['sleep', '60'])\n"
     hangs += f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(60)"
@@ -272,22 +264,6 @@ def test_a_cap_stops_the_job(host: AgentHost) -> None:
         host.run(CallableRunner(lambda task: [ask(task) for _ in range(4)]))
 
 
-def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        body = {"model": "any", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
-        request = urllib.request.Request(f"{task['base_url']}/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as lines:
-            events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-        deltas = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
-        return "".join(deltas)
-
-    run = host.run(CallableRunner(agent))
-    (call,) = run.rollout.transitions
-    assert run.prediction.answer == call.output
-    assert call.token_ids
-
-
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
@@ -312,3 +288,29 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path(f"/proc/{pid}/stat").exists() else False
+
+
+COMMANDED = AgentTask(id="t", rollout="r", inputs={}, model="m", base_url="http://127.0.0.1:9/v1", api_key="k")
+LOUD = """
+import os, sys, time
+for number in range(6):
+    os.write(2, b"." * 700_000)
+    time.sleep(0.12)
+os.write(2, f"last words, of {os.fstat(2).st_size} bytes".encode())
+sys.exit(3)
+"""
+
+
+def test_the_end_of_a_long_standard_error_is_kept_and_the_rest_is_not() -> None:
+    with pytest.raises(AgentFailed, match="the agent exited with 3") as failed:
+        CommandRunner([sys.executable, "-S", "-c", LOUD]).run(COMMANDED, lambda: None)
+    match = re.search(r"it said: '\.+last words, of (\d+) bytes'$", str(failed.value))
+    assert match is not None
+    assert len(str(failed.value)) < 1000
+    assert int(match[1]) < 3_000_000  # of 4,200,000 that were written
+
+
+def test_a_command_that_is_killed_is_named_with_its_signal_and_last_words() -> None:
+    code = "import os; os.write(2, b'out of memory'); os.kill(os.getpid(), 9)"
+    with pytest.raises(RunnerLost, match="the agent's process was killed by SIGKILL; it said: 'out of memory'"):
+        CommandRunner([sys.executable, "-S", "-c", code]).run(COMMANDED, lambda: None)

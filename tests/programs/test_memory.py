@@ -13,7 +13,7 @@ from indexed_documents import url as url
 
 from assay.commands.traces import forget_subject
 from assay.errors import ConfigError
-from assay.programs import Converse, Memory, ToolUser
+from assay.programs import Converse, Memory
 from assay.programs.agent import GUIDE
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
@@ -158,30 +158,6 @@ def test_the_words_of_an_erased_fact_leave_the_file(tmp_path: Path) -> None:
     assert [fact.text for fact in memory.recall("marimba", subject="Bob")] == ["plays the marimba"]
 
 
-def test_an_agent_uses_the_tools_of_a_person(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    turns = iter(
-        [
-            {"thought": "", "action": "remember", "also": [], "need": 1.0},
-            {"arguments": {"fact": "phone: 555-1", "about": "phone"}},
-            {"thought": "", "action": "recall", "also": [], "need": 1.0},
-            {"arguments": {"query": "phone"}},
-            {"thought": "", "action": "forget", "also": [], "need": 1.0},
-            {"arguments": {"number": 1}},
-            {"thought": "", "action": "answer", "also": [], "need": 0.0},
-            {"answer": "done"},
-        ]
-    )
-    with dspy.context(lm=scripted_lm(lambda request: json.dumps(next(turns)))):
-        result = ToolUser(tools=memory.tools("Ada"))(question="My number is 555-1.")
-    assert [call["result"] for call in result.calls] == [
-        "remembered as number 1",
-        "1 (phone): phone: 555-1",
-        "forgotten",
-    ]
-    assert memory.recall("phone", subject="Ada") == []
-
-
 def listening(request: Any) -> str:
     """A model that notes the asked field with the last word of the message, and asks for what is missing."""
     text, asks = request.messages[-1].parts[0].text, list(request.config.response_format["schema"]["properties"])
@@ -209,14 +185,6 @@ def test_facts_told_in_one_conversation_are_filled_in_in_another(tmp_path: Path)
     assert first.outcome == {"phone": "555-1", "day": "Friday"}
     assert second.outcome == {"phone": "555-1", "day": "Monday"}  # the day belongs to no person
     assert (second.ended, without.ended) == ("done", "gave_up")
-
-
-def test_upper_case_in_about_is_no_other_value(url: str) -> None:
-    memory = Memory(url, name="cases")
-    for about, text in (("phone", "555-1"), ("Phone", "555-2"), ("Örtchen", "a"), ("Örtchen", "b")):
-        memory.remember("Ada", text, about=about)
-    assert [fact.text for fact in memory.recall("phone", subject="Ada")] == ["555-2"]
-    assert [fact.text for fact in memory.recall("Örtchen", subject="Ada")] == ["b"]
 
 
 def test_labels_are_not_remembered_and_one_turn_uses_the_memory(tmp_path: Path) -> None:

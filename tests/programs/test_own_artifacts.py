@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import dspy
 import pytest
-from own_programs import PROGRAM, RUBRIC, answer, compiled, in_another_place, rows, write_program
+from own_programs import RUBRIC, answer, compiled, in_another_place, rows, write_program
 
 import assay
 from assay.datasets import make_task
@@ -54,29 +52,6 @@ def test_changed_source_is_refused_before_it_runs(tmp_path: Path, wrong: str) ->
         target.write_text("raise SystemExit('ran')\n")
     with pytest.raises(ArtifactError, match=r"source/(helper|random)\.py"):
         assay.load(artifact)
-
-
-@pytest.mark.slow
-def test_the_class_of_a_script_is_stored_without_rerunning_the_script(tmp_path: Path) -> None:
-    script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace(
-        "{self.k}", "{twice(self.k)}"
-    )
-    write_program(tmp_path / "p")
-    (tmp_path / "p" / "main.py").write_text(
-        script + "\nimport sys, json, assay\nfrom assay.testing import scripted_lm\n"
-        "lm = scripted_lm(lambda r: json.dumps(dict.fromkeys(r.config.response_format['schema']['properties'], '4')) "
-        "if r.config.response_format"
-        " else '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]')\n"
-        f"report = assay.compile(QA(k=5), rubric='classify', data={rows(tmp_path)!r}, rename={{'answer': 'label'}}, "
-        "lm=lm, optimizer='labeled', out='a')\n"
-    )
-    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path / "p", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    shutil.move(tmp_path / "p" / "a", tmp_path / "a")
-    shutil.rmtree(tmp_path / "p")
-    assert "assay.compile" not in (tmp_path / "a" / "source" / "main.py").read_text()
-    with dspy.context(lm=scripted_lm(answer)):
-        assert assay.load(tmp_path / "a")(question="?").answer == "AlateA-deep-10 4"
 
 
 READER = """

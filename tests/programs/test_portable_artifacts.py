@@ -183,13 +183,6 @@ def test_a_file_outside_that_only_a_later_task_reads_is_named_at_the_end(home: P
     assert (home / "artifact" / "manifest.json").is_file()
 
 
-def test_settings_of_the_environment_are_no_files_of_the_program(home: Path) -> None:
-    top = "if Path('.env').exists():\n    os.environ |= {'COLOR': Path('.env').read_text()}"
-    report = compiled_in(home, {"agent.py": program("''", top=top), ".env": "red"}, "agent.py:QA")
-    assert source(report.artifact) == ["agent.py"]
-    assert any(".env" in note for note in report.to_dict()["notes"])
-
-
 def test_nothing_private_goes_with_a_folder_that_the_code_names(home: Path) -> None:
     names = [".env", "prod.env", "api-key.txt", "OpenAI API Key.txt", "gcp-service-account.json", "id_ecdsa",
              "vault.kdbx", "secrets/prod.json", "access_token.json", ".aws/config"]  # fmt: skip
@@ -214,9 +207,3 @@ def test_what_is_compiled_from_an_artifact_carries_all_its_files_on(home: Path) 
         == source(first)
         == ["a?.txt", "agent.py", "b.txt"]
     )
-
-
-def test_an_artifact_that_reads_another_version_of_its_file_is_not_portable(home: Path) -> None:
-    compiled_in(home, {"a.py": program("open('facts.txt').read()"), **DATA}, "a.py", out="first")
-    with pytest.raises(ArtifactError, match="reads facts"):
-        compiled_in(home, {"facts.txt": "G"}, str(home / "first"), out="second")

@@ -22,7 +22,7 @@ from assay.models import Meter, with_recording
 from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
-from assay.programs.foreign.runners import CallableRunner, CommandRunner
+from assay.programs.foreign.runners import CallableRunner
 from assay.traces import Recorder, Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases
@@ -170,19 +170,6 @@ def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(t
     ]
 
 
-def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
-    trainer.leases.heartbeat_s = 20.0
-    run = Later(trainer.run)
-    leased = trainer.lease()
-    task = {**leased["task"], "base_url": trainer.server.url + leased["task"]["base_url"]}
-    path = f"/assay/tasks/{leased['lease']}/result"
-    trainer.server.post(path, {"answer": {"answer": solve(task)}})
-    with pytest.raises(Exception, match="one result"):
-        trainer.server.post(path, {"answer": {"answer": "again"}})
-    scored = run.value()
-    assert scored.prediction.answer == scored.rollout.transitions[0].output
-
-
 def slow_agent(trainer: Trainer) -> tuple[CallableRunner, list[str]]:
     """An agent that takes some heartbeats and calls no model, and the ids of its rollouts."""
     runs = list[str]()
@@ -249,16 +236,6 @@ def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, a
     assert done.value() == {"failed": 1}
     assert re.search(reason, rollout.error)
     assert rollout.score == 0.0
-
-
-def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, tmp_path: Path) -> None:
-    code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(600)"
-    lines: list[str] = []
-    done = working(trainer, CommandRunner([sys.executable, "-c", code]), lines)
-    assert trainer.run(timeout_s=3.0) is None
-    assert done.value() == {"late": 1}
-    assert (tmp_path / "began").exists()
-    assert lines == ["a task was given up by the server before its result came"]
 
 
 def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer: Trainer) -> None:

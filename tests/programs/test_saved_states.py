@@ -11,7 +11,7 @@ import pytest
 import assay
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, ProgramError
-from assay.programs import load_program, program_state, restore_program
+from assay.programs import load_program
 from assay.programs.state import with_saved_state
 from assay.rubrics import Criterion, Rubric, checks
 from assay.testing import scripted_lm
@@ -233,19 +233,3 @@ def test_a_missing_file_a_folder_and_a_pickle_are_refused_and_nothing_is_unpickl
             load_program(str(path))
         assert "state" in str(caught.value)
     assert not mark.exists()
-
-
-def test_an_artifact_is_not_loaded_into_a_program_with_other_predictors(file: Path, tmp_path: Path) -> None:
-    lm, _ = recording_lm()
-    program = load_program(f"{file}:Solver")
-    report = assay.compile(program, rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
-    with pytest.raises(ProgramError) as caught:
-        assay.load(report.artifact, program=dspy.ChainOfThought("question -> answer"))
-    assert "solve.predict" in str(caught.value)
-
-
-def test_a_state_does_not_name_a_server(file: Path) -> None:
-    program = load_program(f"{file}:Solver")
-    state = {**program_state(program), "config": {"review": {"temperature": 0.5, "api_base": "http://elsewhere"}}}
-    restored: Any = restore_program("", {}, state, program)
-    assert restored.review.config == {"temperature": 0.5}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from solution_suites import RIGHT, SUITES, isolated as isolated, outcome, sandboxed as sandboxed, suite as suite
 
-from assay.errors import ConfigError, DataError, SandboxError
+from assay.errors import DataError, SandboxError
 from assay.programs.sandbox import Case, Suite, run_tests
 from assay.programs.sandbox.values import NotPlain, decode, encode, same, show
 
@@ -181,71 +181,6 @@ def test_expected_values_are_nowhere_in_the_solutions_process(isolated: str) -> 
     assert result.results[1].reason.endswith("AssertionError: False")
 
 
-def test_objects_of_the_solution_can_be_used_and_are_equal_to_nothing(sandboxed: str) -> None:
-    code = """
-class Stack:
-    def __init__(self): self.items = []
-    def push(self, item): self.items.append(item)
-    def pop(self): return self.items.pop()
-    def __len__(self): return len(self.items)
-    def __eq__(self, other): return True
-class Broken(Exception): pass
-def fail(kind): raise {"own": Broken, "value": ValueError}[kind]("why")
-def count(n): yield from range(n)
-LIMIT = 3
-"""
-    source = """
-import solution
-
-def test_use():
-    stack = Stack()
-    stack.push(1)
-    stack.push((2, {"a": None}))
-    assert len(stack) == 2 and stack.pop() == (2, {"a": None}) and stack.items == [1]
-    assert list(count(LIMIT)) == [0, 1, 2] and solution.LIMIT == 3
-
-def test_errors():
-    try:
-        fail("value")
-    except ValueError as error:
-        assert str(error) == "why"
-    else:
-        assert False
-    try:
-        solution.fail(kind="own")
-    except Exception as error:
-        assert "Broken" in str(error)
-    else:
-        assert False
-
-def test_equal(): assert Stack() == 3
-def test_both(): assert Stack() == Stack()
-def test_true(): assert Stack()
-def test_missing(): assert solution.nothing
-"""
-    result = outcome(code, Suite(source=source), sandboxed)
-    assert [case.passed for case in result.results] == [True, True, False, False, False, False], result.feedback(9)
-
-
-def test_output_of_a_solution_is_stored_and_not_read_as_a_report(sandboxed: str) -> None:
-    result = outcome(f"{RIGHT}print('loaded')", SUITES["cases"], sandboxed)
-    assert (result.output, result.share) == ("loaded\n" * 3, 1.0)
-    assert len(outcome(f"{RIGHT}print('x' * 10**7)", SUITES["cases"], sandboxed).output) == 10**6
-
-
-@pytest.mark.slow
-def test_test_functions_may_use_installed_packages(sandboxed: str) -> None:
-    source = (
-        "import pytest\nimport stdnum\nfrom solution import f\n\n"
-        "def test_f():\n    with pytest.raises(ValueError, match='odd'):\n        f(3)\n"
-    )
-    assert run_tests("def f(x):\n    raise ValueError('odd')", Suite(source=source), **LIMITS).passed == 1
-    assert run_tests("def f(x):\n    return x", Suite(source=source), **LIMITS).passed == 0
-    assert (
-        run_tests("import stdnum\ndef f(x):\n    raise ValueError('odd')", Suite(source=source), **LIMITS).passed == 0
-    )
-
-
 def test_a_package_that_the_tests_lack_is_an_error_and_no_failed_test(sandboxed: str) -> None:
     missing = Suite(source="import no_such_package_1\ndef test_f():\n    assert f(1) == 1\n")
     with pytest.raises(DataError, match="test_f imports 'no_such_package_1', which is not installed here"):
@@ -287,12 +222,6 @@ def test_a_failing_sandbox_is_an_error_and_no_failed_test(monkeypatch: pytest.Mo
 def test_malformed_suites_are_refused(tests: Any, entry_point: str) -> None:
     with pytest.raises(DataError):
         Suite.parse(tests, entry_point)
-
-
-@pytest.mark.parametrize("wrong", [{"test_timeout_s": 0}, {"test_timeout_s": 99}, {"module": "a-b"}, {"memory_mb": 0}])
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        outcome(RIGHT, SUITES["cases"], "none", **wrong)
 
 
 KEYS = st.recursive(

@@ -13,9 +13,8 @@ import pytest
 import assay
 from assay.datasets import load_tasks
 from assay.errors import BudgetExceeded, ProgramError
-from assay.evaluation.session import has_tools
 from assay.models.limits import limited
-from assay.programs import AgentParameters, McpServer, ToolUser, load_program, program_inputs
+from assay.programs import AgentParameters, McpServer, ToolUser, load_program
 from assay.programs.toolbox import schema_tool
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
@@ -68,12 +67,6 @@ def test_tools_of_a_task_are_recorded_and_are_the_answer() -> None:
     assert result.calls == [{"name": "math.add", "arguments": {"a": 2}, "result": None, "error": None}]
     assert result.answer == "math.add(a=2)"
     assert [(call.name, call.arguments, call.result) for call in rollout.tools] == [("math.add", {"a": 2}, "recorded")]
-
-
-def test_tools_of_the_program_are_executed() -> None:
-    result = run(ToolUser([add]), scripted(["add"], {"a": 2, "b": 3}))
-    assert result.calls == [{"name": "add", "arguments": {"a": 2, "b": 3}, "result": "5.0", "error": None}]
-    assert result.answer == "done"
 
 
 def test_several_calls_in_one_step() -> None:
@@ -200,27 +193,6 @@ def test_names_that_clash_or_are_no_words_are_kept_distinct() -> None:
         ("天气", {"城市": "北京"}),
     ]
     assert "天气_3" not in prompts[0]
-
-
-def test_tool_user_without_tools_answers() -> None:
-    lm = scripted()
-    assert run(ToolUser(), lm).calls == []
-    assert run(ToolUser(), lm, tools="[]").calls == []
-    assert run(ToolUser(), lm, tools="not json").answer == "done"
-    assert lm.scripted.calls == 3
-
-
-def test_the_program_is_shipped_and_has_tools() -> None:
-    program = load_program("tool_user")
-    assert has_tools(program)
-    assert program_inputs(program) == ["question", "tools"]
-    assert program_inputs(ToolUser([add])) == ["question"]
-
-    class Own(ToolUser):
-        def __init__(self) -> None:
-            super().__init__([add])
-
-    assert program_inputs(Own) == ["question"]
 
 
 def test_an_artifact_of_a_program_without_its_tools_is_never_built() -> None:

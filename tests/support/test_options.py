@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 
 from assay.errors import ConfigError, spoken
-from assay.support.options import (
-    Count,
-    Flag,
-    OneOf,
-    Pair,
-    Parse,
-    Positive,
-    Settings,
-    Share,
-    function_of,
-    options_of,
-)
+from assay.support.options import Count, Flag, OneOf, Pair, Parse, Positive, Settings, Share, function_of, options_of
 
 
 class Caps(Settings):
