@@ -7,7 +7,7 @@ import dspy
 import pytest
 
 import assay
-from assay.evaluation import Evaluation, NotebookProgress
+from assay.evaluation import Evaluation
 from assay.evaluation.comparison import Comparison, losses_behind_gain
 from assay.evaluation.metrics import TaskRun, run_notes
 from assay.evaluation.statistics import paired_gain
@@ -132,18 +132,3 @@ def test_a_compile_run_names_what_its_winner_lost(tmp_path: Any) -> None:
     assert report.outcome.replaces
     lost = [note for note in report.outcome.notes if "the score rose, but 'short' fell from 1.00 to 0.00" in note]
     assert [note.split(":")[0] for note in lost] == ["gate", "test"]
-
-
-def test_bars_count_and_lines_are_written(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = NotebookProgress()
-    with progress.bar("evaluate", 4) as advance:
-        advance(3)
-        progress.say("half of them")
-        advance(1)
-    with progress.bar("search", None) as advance:
-        advance(7)
-    printed = capsys.readouterr()
-    assert printed.out == "half of them\n"
-    assert "evaluate: 100%" in printed.err
-    assert "4/4" in printed.err
-    assert "search: 7it" in printed.err

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,13 +15,11 @@ import assay
 from assay.commands.judge_audit import audit_judge
 from assay.commands.judge_drift import replay_anchors
 from assay.commands.judge_score import score_rows
-from assay.commands.run import run
 from assay.commands.scoring import score_rollouts
-from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.errors import ConfigError, FailureKind, ModelError
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
-from rigs.command_line import assay_command
 
 DATA = [{"id": str(at), "question": f"{at}", "answer": f"{at}"} for at in range(4)]
 
@@ -89,39 +86,6 @@ def test_a_tool_that_exits_the_process_fails_its_run() -> None:
         return question if question != "1" else str(tool(number=1))
 
     assert [result.value for result in by_question(scored(agent)).values()] == [1.0, 0.0, 1.0, 1.0]
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_process_ends_at_once_after_an_exception_of_a_signal_handler() -> None:
-    script = """
-import signal, threading, time
-import assay
-from assay.rubrics import Criterion, Rubric, checks
-
-class Alarm(BaseException):
-    pass
-
-def ring(number, frame):
-    raise Alarm
-
-signal.signal(signal.SIGALRM, ring)
-begun, main = threading.Event(), threading.main_thread().ident
-
-def slow(question):
-    begun.set()
-    time.sleep(300)
-
-measure = Rubric("r", [Criterion(name="right", check=checks.exact)])
-rows = [{"question": "a", "answer": "a", "split": "val"}, {"question": "b", "answer": "b", "split": "val"}]
-threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(main, signal.SIGALRM)), daemon=True).start()
-try:
-    assay.evaluate(slow, rubric=measure, data=rows, model="openai/x", api_base="http://127.0.0.1:9", preflight=False)
-except Alarm:
-    print("rung", flush=True)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "rung\n", done.stderr
 
 
 def hanging(question: str) -> str:
@@ -252,39 +216,6 @@ def test_an_invalid_limit_is_refused(wrong: float) -> None:
         scored(lambda question: question, task_timeout=wrong)
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
-    Path("agent.py").write_text(
-        "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"
-        "        if question == 'sleep':\n            time.sleep(300)\n        if question == 'exit':\n"
-        "            sys.exit(0)\n"
-        "        return dspy.Prediction(answer=question)\n"
-    )
-    with pytest.raises(ProgramFailed, match=r"limit of 0\.5 s"):
-        run("agent.py:A", {"question": "sleep"}, model="openai/m", task_timeout=0.5)
-    Path("rows.jsonl").write_text('{"question": "exit"}\n{"question": "4"}\n{"question": "sleep"}\n')
-    words = [
-        sys.executable,
-        "-m",
-        "assay",
-        "run",
-        "agent.py:A",
-        "--file",
-        "rows.jsonl",
-        "--model",
-        "openai/m",
-        "--task-timeout",
-        "1",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 1
-    assert "sys.exit(0)" in rows[0]["error"]
-    assert rows[1] == {"answer": "4"}
-    assert "limit of 1 s" in rows[2]["error"]
-
-
 def hangs_on_odd(request: Any) -> Any:
     """A judge's model that never answers about the odd ones."""
     if "odd" in str(request.messages[-1]):
@@ -368,9 +299,3 @@ def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
     assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
     with pytest.raises(ConfigError, match="task_timeout"):
         score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0)
-
-
-def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
-    done = assay_command("train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5")
-    assert (done.code, "--task-timeout" in done.stderr) == (2, True)

@@ -293,20 +293,3 @@ def test_user_bases_are_used() -> None:
     assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
     with pytest.raises(DataError, match="'no'"):
         bases_of(items[1:2], QUESTION)
-
-
-@pytest.mark.slow
-def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
-    items = [
-        Item(id=str(i), fields={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
-        for i in range(4)
-    ]
-    made = negatives(items, QUESTION, count=9)
-    assert len({item.id for item in made}) == 9
-    assert {rating.label for item in made for rating in item.ratings} == {"no"}
-    assert {rating.rater for item in made for rating in item.ratings} == {"audit"}
-    many = negatives(items, QUESTION, count=24)
-    assert len({str(item.fields["output"]) for item in many}) >= 10
-    assert any("<|im_end|>" in str(item.fields["output"]) for item in many)
-    with pytest.raises(DataError, match="the train items contain none"):
-        negatives(items[1:2], QUESTION, count=1)

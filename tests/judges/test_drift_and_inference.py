@@ -224,16 +224,3 @@ def test_a_stable_judge_of_few_levels_raises_an_alarm_in_at_most_a_twentieth_of_
         flips = sum(a != b for a, b in zip(first, second, strict=True))
         alarms += bool(replayed(first, answers(truth), flips=flips)["alarms"])
     assert alarms <= 0.05 * runs + 4  # two standard errors
-
-
-@pytest.mark.parametrize("samples", [3, 5])
-@pytest.mark.parametrize("n", [60, 200])
-def test_a_stable_judge_of_several_samples_rarely_raises_an_alarm(n: int, samples: int) -> None:
-    rng = np.random.default_rng(0)
-    alarms, runs = 0, 60
-    for _ in range(runs):
-        chance = np.where(rng.random(n) < 0.5, 0.002, 0.998)  # nearly all samples of an item are equal
-        first, second, after = ([float(v) for v in rng.binomial(samples, chance) / samples] for _ in range(3))
-        flips = sum(a != b for a, b in zip(first, second, strict=True))
-        alarms += bool(replayed(first, after, repeated=n, flips=flips)["alarms"])
-    assert alarms <= 0.05 * runs + 3

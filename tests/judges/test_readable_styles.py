@@ -9,7 +9,6 @@ from labelled_items import labels_file
 
 import assay
 from assay.commands.judge_score import score_rows
-from assay.errors import ModelError
 from assay.judges import PairwiseJudge, PointwiseJudge, resolver
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
@@ -90,12 +89,3 @@ def test_a_compile_tries_letters_before_it_gives_up(tmp_path: Path, style: str) 
     loaded = assay.load_judge(tmp_path / "judge")
     with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)):
         assert loaded(task_input="q", output="good").verdict == "yes"
-
-
-@pytest.mark.slow
-def test_a_compile_ends_where_no_reading_gives_a_verdict(tmp_path: Path) -> None:
-    with pytest.raises(ModelError):
-        assay.compile_judge(
-            PointwiseJudge(GOOD), labels=labels_file(tmp_path), store=tmp_path / "s.db", out=tmp_path / "judge",
-            lm=scripted_lm(lambda request: {"The": 1.0}, logprobs=True),
-        )  # fmt: skip

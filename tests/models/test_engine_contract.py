@@ -26,13 +26,6 @@ def by_messages(lm: Any, text: str, **options: Any) -> Any:
         return lm(messages=[{"role": "user", "content": text}], **options)
 
 
-async def streamed(lm: Any, text: str) -> None:
-    program = dspy.streamify(dspy.Predict("question -> answer"))
-    with dspy.context(lm=lm):
-        async for _ in program(question=text):
-            pass
-
-
 ENTRIES: dict[str, Callable[..., Any]] = {
     "text": lambda lm, text, **options: lm(text, **options),
     "request": lambda lm, text, **options: lm(request_of(lm, text, temperature=1.0), **options),
@@ -188,16 +181,3 @@ def test_a_call_that_failed_keeps_its_number(entry: str) -> None:
         ENTRIES[entry](lm, "one")
         ENTRIES[entry](lm, "one")
     assert requests[0].config.seed == requests[1].config.seed != requests[2].config.seed
-
-
-def test_an_adapter_and_a_stream_give_what_a_request_gives() -> None:
-    answer = "<answer>\n4\n</answer>" if "generate" in ENTRIES else "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]"
-    lm, requests, calls = model(lambda request: answer, seed=7)
-    with dspy.context(lm=lm):
-        dspy.Predict("question -> answer")(question="2+2?")
-    asyncio.run(streamed(lm, "2+2?"))
-    lm(requests[0])
-    first, second, third = (request.config.seed for request in requests)
-    assert first == second
-    assert third not in (7, None)
-    assert len(calls) == 3

@@ -163,19 +163,3 @@ def test_several_completions_of_equal_calls_differ(tmp_path: Path) -> None:
 
     found, calls = answers(Several(in_turn), ResponseCache(tmp_path / "c"))
     assert (len(set(found)), calls) == (6, 6)
-
-
-def test_without_a_cache_equal_calls_have_different_seeds() -> None:
-    seeds = []
-
-    def script(request: Any) -> str:
-        seeds.append(request.config.seed if hasattr(request.config, "seed") else request.config.extensions["seed"])
-        return answer("x")
-
-    class Seeded(Repeating):
-        def forward(self, question: str) -> Any:
-            with dspy.context(lm=dspy.settings.lm.copy(seed=7)):
-                return super().forward(question)
-
-    answers(Seeded(in_turn, temperature=1.0), None, script=script)
-    assert len(set(map(str, seeds))) == 3

@@ -8,14 +8,12 @@ import dspy
 import pytest
 
 import assay
-from assay.commands.compile import Compile
 from assay.errors import ConfigError, ModelError
 from assay.models import get_lm
 from assay.models.embedded import with_tool_calls
 from assay.models.registry import find_model, read_metadata
-from assay.models.roles import Endpoint, is_local
+from assay.models.roles import Endpoint
 from assay.rubrics import Criterion, JudgeSpec, Rubric
-from assay.runs.opening import client_of
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 
@@ -33,19 +31,6 @@ def rows(folder: Path) -> str:
     return str(folder / "rows.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [
-        ("http://localhost:8000/v1", True), ("http://127.0.0.1:1/v1", True), ("http://[::1]:1", True),
-        ("http://192.168.1.4:8000/v1", True),
-        ("http://vllm:8000/v1", True), ("http://box.local/v1", True), ("https://api.openai.com/v1", False),
-        ("http://8.8.8.8/v1", False), ("", False),
-    ],
-)  # fmt: skip
-def test_local_addresses_are_recognised(address: str, local: bool) -> None:
-    assert is_local(address) is local
-
-
 def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it(monkeypatch: Any) -> None:
     monkeypatch.delenv("NO_SUCH", raising=False)
     with pytest.raises(ConfigError, match="NO_SUCH, which is not set"):
@@ -53,15 +38,6 @@ def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it
     with pytest.raises(ConfigError) as error:
         Endpoint(None, "sk-proj-secret").client("openai/x")
     assert "secret" not in str(error.value)
-
-
-def test_the_setting_that_names_an_unset_variable_is_the_one_of_its_role(monkeypatch: Any) -> None:
-    monkeypatch.delenv("NO_SUCH", raising=False)
-    monkeypatch.setenv("MAIN_KEY", KEYS["MAIN_KEY"])
-    config = Compile(program="p", rubric="r", data="d", api_key_env="MAIN_KEY", judge_api_key_env="NO_SUCH")
-    with pytest.raises(ConfigError, match=r"^judge_api_key_env names the environment variable NO_SUCH"):
-        client_of(config, "judge", "openai/x")
-    assert client_of(config, "reflection", "openai/x") == {"api_key": KEYS["MAIN_KEY"]}
 
 
 def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Path, monkeypatch: Any) -> None:
@@ -117,12 +93,6 @@ def test_a_file_that_is_not_a_model_is_refused_by_its_path(name: str, message: s
     (tmp_path / "text.gguf").write_text("no weights here")
     with pytest.raises(ModelError, match=message):
         get_lm(name.format(tmp_path))
-
-
-def test_a_damaged_header_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 40)
-    with pytest.raises(ModelError, match="damaged"):
-        read_metadata(tmp_path / "cut.gguf")
 
 
 TOOLS = [{"type": "function", "function": {"name": "look"}}]

@@ -17,7 +17,7 @@ from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import CodeRepair, Refine, load_program, program_inputs
 from assay.programs.sandbox import available
 from assay.rubrics import Grade, load_rubric
-from assay.shipped.programs.code_repair.edits import Edit, applied, excerpt, functions_of, replacement_of
+from assay.shipped.programs.code_repair.edits import Edit, applied, replacement_of
 from assay.testing import scripted_lm
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
@@ -269,19 +269,3 @@ def test_a_replacement_is_read_without_its_wrapping(text: str, expected: str) ->
 )
 def test_an_edit_gets_the_indentation_of_its_line(edit: Edit, expected: str) -> None:
     assert applied("def f():\n    return 1\n", edit) == expected
-
-
-def test_an_excerpt_offers_lines_with_code() -> None:
-    source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x\n'
-    assert excerpt(source, 1000).choices == (4, 7)
-    assert excerpt(source, 1000).whole
-    short = excerpt(source, 30)
-    assert short.text == "4: def f(x):\n…\n7:     return x"
-    assert excerpt("(", 10).choices == (1,)
-    assert excerpt("# only\n", 100).choices == (1, 2)
-
-
-def test_functions_of_a_source_are_named_with_their_class() -> None:
-    source = "import x\nclass A:\n    def f(self):\n        def g(): pass\n\n    @x\n    def h(self): pass\n"
-    assert functions_of(source) == {"A.f": [3, 4], "A.h": [6, 7], "module": [1, 2]}
-    assert functions_of("def (") == {}

@@ -15,7 +15,6 @@ from assay.datasets.tasks import make_task
 from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import Converse, RuleBasedUser, SimulatedUser
-from assay.programs.simulated_users import UserProfile
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces.export.selection import drawn
@@ -151,12 +150,6 @@ def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: P
     assert ids == {rollout.id}
 
 
-@pytest.mark.parametrize("user", ["nobody", Endless, 3])
-def test_users_that_cannot_be_called_are_refused(user: Any) -> None:
-    with pytest.raises(ProgramError, match="user="):
-        Converse(user=user)
-
-
 def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
     with pytest.raises(ProgramError, match="user_model='m' applies to user='model' only"):
         Converse(user_model="m")
@@ -216,24 +209,6 @@ def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
     turns = talk("Hm.", "Well.", "Let us see.", "So.")
     assert [ended for _, ended in turns] == ["", "", "", "", "gave_up"]
     assert "real person" in turns[3][0]
-
-
-@pytest.mark.parametrize(
-    ("user", "message"),
-    [
-        ({"fact": {"day": "Friday"}}, r"user has the key 'fact'\. Did you mean 'facts'\?"),
-        (
-            {"facts": {"day": {"value": "Friday", "say": "On Friday."}}},
-            r"'day' .* key 'say'\. Did you mean 'says'",
-        ),
-        ({"facts": {"day": {"value": "Friday", "ask_by": ["when"]}}}, r"key 'ask_by'\. Did you mean 'asked_by'"),
-        ({"facts": {"day": {"valeu": "Friday"}}}, r"key 'valeu'\. Did you mean 'value'"),
-        ({"facts": {"day": {"says": "On Friday."}}}, r"fact 'day' of the user is .* without a 'value'"),
-    ],
-)
-def test_misspelled_keys_of_a_user_are_refused_by_the_nearest_one(user: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        UserProfile.of({"goal": "Hello.", **user})
 
 
 @pytest.mark.parametrize("profile", [None, "a table", {"goal": ""}, {"goal": "x", "facts": ["day"]}])

@@ -5,7 +5,6 @@ import random
 from typing import Any
 
 import dspy
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -189,20 +188,6 @@ def test_an_action_mask_removes_actions() -> None:
     assert environment.step(str((int(prize) + 1) % 3)).actions == ("0", "2")
 
 
-def test_other_spaces_need_a_parser() -> None:
-    env = Doors()
-    env.action_space = object()  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="pass parse"):
-        GymEnvironment(env)
-    environment = GymEnvironment(env, parse=int)
-    env.action_space = Discrete(3)
-    environment.reset(task(1))
-    env.prize = 0
-    assert environment.step("1").observation == "{'left': 1}"
-    with pytest.raises(InvalidAction, match="invalid literal"):
-        environment.step("one")
-
-
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="has no reset, step, action_space"):
         GymEnvironment(object())
@@ -223,13 +208,3 @@ def test_the_older_interface_is_refused_with_the_way_out() -> None:
     lm = scripted_lm(lambda request: json.dumps({"action": "0"}))
     with dspy.context(lm=lm), pytest.raises(EnvironmentFailed, match="older gym, which returns four values"):
         agent(seed=0)
-
-
-def test_a_large_array_needs_render() -> None:
-    class Pixels(Doors):
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-            return np.zeros((84, 84)), {}
-
-    with pytest.raises(ConfigError, match=r"array of 7,056 numbers: pass render"):
-        GymEnvironment(Pixels()).reset(task())
-    assert GymEnvironment(Pixels(), render=lambda seen: f"{seen.shape}").reset(task()).observation == "(84, 84)"

@@ -14,7 +14,6 @@ from indexed_documents import url as url
 from assay.commands.traces import forget_subject
 from assay.errors import ConfigError
 from assay.programs import Converse, Memory
-from assay.programs.agent import GUIDE
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
 from assay.traces.recorder import Recorder
@@ -185,17 +184,3 @@ def test_facts_told_in_one_conversation_are_filled_in_in_another(tmp_path: Path)
     assert first.outcome == {"phone": "555-1", "day": "Friday"}
     assert second.outcome == {"phone": "555-1", "day": "Monday"}  # the day belongs to no person
     assert (second.ended, without.ended) == ("done", "gave_up")
-
-
-def test_labels_are_not_remembered_and_one_turn_uses_the_memory(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    program = Converse(memory=memory)
-    expected = {"outcome": {"phone": "555-1", "day": "Friday"}}
-    with dspy.context(lm=scripted_lm(listening), **{GUIDE: expected}):
-        assert program(**meeting(["phone", "day"], phone="555-1", day="Friday")).ended == "done"
-    assert memory.history("Ada") == []
-    memory.remember("Ada", "phone: 555-9", about="phone")
-    with dspy.context(lm=scripted_lm(listening)):
-        talk = {"service": "x", "form": ["phone", "day"], "person": "Ada", "personal": ["phone"]}
-        result = program(message="Hello.", **talk)
-    assert (result.outcome, result.reply) == ({"phone": "555-9"}, "What is the day?")

@@ -11,7 +11,6 @@ from own_programs import RUBRIC, answer, compiled, in_another_place, rows, write
 import assay
 from assay.datasets import make_task
 from assay.errors import ArtifactError
-from assay.evaluation import SilentProgress
 from assay.testing import scripted_lm
 
 
@@ -132,52 +131,6 @@ def test_secrets_data_and_outside_files_are_reported_and_not_copied(tmp_path: Pa
     for file in (".env", "api_secret.txt", "rows.jsonl"):
         assert any(f"reads {file}, which its artifact does not contain" in note for note in report.to_dict()["notes"])
     assert "api_secret.txt" in (report.artifact / "report.md").read_text()
-
-
-HIDDEN = """
-from importlib import import_module
-from pathlib import Path
-
-import dspy
-
-class QA(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        name = "plug"
-        mark = import_module(f"{name}in").MARK
-        (Path.cwd() / "prices.txt").read_text()
-        return dspy.Prediction(answer=mark + self.answer(question=question).answer)
-"""
-
-
-def test_files_missing_from_the_artifact_are_reported_before_the_first_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p" / "agent.py").write_text(HIDDEN)
-    (tmp_path / "p" / "plugin.py").write_text("import helper\nMARK = '-'\n")
-    (tmp_path / "p" / "helper.py").write_text("")
-    (tmp_path / "prices.txt").write_text("1")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.yaml").write_text(RUBRIC)
-    messages: list[tuple[str, int]] = []
-
-    class CapturedProgress(SilentProgress):
-        def say(self, text: str) -> None:
-            messages.append((text, lm.scripted.calls))
-
-    lm = scripted_lm(answer)
-    report = assay.compile(
-        f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact",
-        lm=lm, optimizer="labeled",
-        progress=CapturedProgress(), portable=False,
-    )  # fmt: skip
-    assert [note for note in report.to_dict()["notes"] if "prices.txt" in note and "ARTIFACT_FILES" in note]
-    assert {calls for text, calls in messages if "prices.txt" in text} == {1}  # that of the preflight
-    assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
 
 
 def test_an_artifact_contains_the_rubrics_checks_and_judges_with_hashes(tmp_path: Path) -> None:

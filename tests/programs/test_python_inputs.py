@@ -12,7 +12,7 @@ import pytest
 import assay
 from assay.datasets import load_splits
 from assay.datasets.memory import data_spec
-from assay.errors import ConfigError, DataError, ProgramError
+from assay.errors import DataError
 from assay.testing import scripted_lm
 
 SPLITS = ("train", "val", "gate", "test")
@@ -108,19 +108,6 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
         ).to_dict()["result"]["score"]
         == 1
     )
-
-
-def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="no prompts to compile"):
-        assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
-    with pytest.raises(ConfigError):
-        assay.evaluate(3, rubric=rubric(), data=ROWS)
-
-    class Half:
-        def execute(self, task: Any) -> Any: ...
-
-    with pytest.raises(ProgramError, match="no set_parameters"):
-        assay.evaluate(Half(), rubric=rubric(), data=ROWS)
 
 
 def test_the_documented_example_runs() -> None:

@@ -10,7 +10,7 @@ from dspy.lm15 import TokenLogprob, TopLogprob
 
 from assay.models.lm import with_recording
 from assay.programs import AgentParameters, ToolAgent
-from assay.programs.estimate import choice_odds, choice_probabilities
+from assay.programs.estimate import choice_odds
 from assay.testing import ScriptedEngine
 
 Tokens = list[tuple[str, dict[str, float]]]
@@ -37,13 +37,6 @@ def decided(tokens: Tokens, action: str) -> dspy.Prediction:
         for token, top in tokens
     ]
     return dspy.Prediction(action=action, logprobs={"content": content})
-
-
-def test_names_with_a_common_prefix_are_distinguished_at_the_first_difference() -> None:
-    odds = choice_probabilities(decided(DB, "search_db"), "action", NAMES)
-    assert odds["search_db"] == pytest.approx(0.8 * 0.7 / 0.9)
-    assert odds["search_web"] == pytest.approx(0.8 * 0.2 / 0.9)
-    assert odds["answer"] == pytest.approx(0.2)
 
 
 def test_choices_that_diverge_at_the_same_token_have_a_joint_probability() -> None:

@@ -140,18 +140,6 @@ def test_a_row_that_cannot_be_converted_ends_the_job_before_anything_is_run(rows
     assert lm.scripted.calls == 0
 
 
-def test_assay_run_prints_json_values_and_reads_files_that_the_user_names(rows: Path) -> None:
-    model = ["--model", "openai/none", "--api-base", "http://127.0.0.1:9"]
-    one = ["picture=set/a.png", "day=2024-02-28", "history=[]", "sender=me", "extra=1"]
-    answer = json.loads(CliRunner().invoke(group, ["run", "reader.py:Reader", *one, *model, "--json"]).stdout)
-    assert (answer["due"], answer["sender"], answer["kind"], answer["tags"]) == ("2024-03-01", "me", "firm", ["a", "b"])
-    done = CliRunner().invoke(group, ["run", "reader.py:Reader", "--file", str(rows), *model])
-    assert [json.loads(line)["sender"] for line in done.stdout.splitlines()] == [f"sender {at}" for at in range(8)]
-    assert "tenant" in done.stderr
-    missing = CliRunner().invoke(group, ["run", "reader.py:Reader", "picture=set/none.png", *one[1:], *model])
-    assert missing.exit_code != 0
-
-
 def artifact(folder: Path) -> Path:
     manifest = {
         "program": f"{folder}/reader.py:Reader",

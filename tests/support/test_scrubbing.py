@@ -3,10 +3,7 @@
 import io
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from assay.models import ResponseCache
 from assay.support.scrubbing import MARK, add_secrets, fields, mask_secrets, message, results, scrub_logs, scrubbed
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.export.files import RowWriter
+from rigs.command_line import assay_command
 from rigs.serving import served
 
 
@@ -226,42 +224,19 @@ def test_rows_of_stores_with_secrets_are_exported_without_them(
     assert not re.search(r"plant0[67]", text + "".join(map(str, (path.read_bytes() for path in tmp_path.iterdir()))))
 
 
-@pytest.mark.slow
-def test_a_command_prints_no_key_that_a_server_repeats(echo: str, tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(
-        "import dspy\n\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.ask = "
-        'dspy.Predict("question -> answer")\n\n    def forward(self, question):\n'
-        "        return self.ask(question=question)\n"
-    )
-    key = secret(8)
-    for more in ((), ("--json",)):
-        command = [
-            sys.executable,
-            "-m",
-            "assay",
-            "run",
-            "p.py:P",
-            "question=x",
-            "--model",
-            "openai/m",
-            "--api-base",
-            f"{echo}/v1",
-            *more,
-        ]
-        environ = {**os.environ, "MY_KEY": key, "ASSAY_DEBUG": "1" if more else ""}
-        result = subprocess.run(
-            [*command, "--api-key-env", "MY_KEY"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env=environ,
-            timeout=120,
-        )
-        assert result.returncode == 1
-        assert MARK in result.stderr
-        assert key not in result.stdout + result.stderr
-    assert not any(key.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_a_command_prints_no_key_that_a_server_repeats(
+    echo: str, debug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.py").write_text("import dspy\n\np = dspy.Predict('question -> answer')\n")
+    monkeypatch.setenv("MY_KEY", secret(8))
+    monkeypatch.setenv("ASSAY_DEBUG", debug)
+    model = ["--model", "openai/m", "--api-base", f"{echo}/v1", "--api-key-env", "MY_KEY"]
+    done = assay_command("run", "p.py:p", "question=x", *model, *(["--json"] if debug else []))
+    assert done.code == 1
+    assert MARK in done.stderr
+    assert secret(8) not in done.stdout + done.stderr
+    assert not any(secret(8).encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 _SECRETS = ["sk-plain-secret-1234", 'with"quote-and-\\-98765', "schlüssel-geheim-4321", "tab\tsecret-5678-9"]

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -419,32 +419,17 @@ class PairKeyed(PairKeyJudge):
         super().__init__(key={"How much is 2 + 2?": "4"})
 
 
-class OffScale(Keyed):
-    def judged(self, reading: Any, verdict: Any = None) -> Any:
-        judgement = super().judged(reading, verdict)
-        judgement.verdict = "perhaps"
-        return judgement
+def stating(**changes: Any) -> type[Keyed]:
+    """A judge whose judgements have these values."""
 
+    class Stating(Keyed):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            judgement = super().judged(reading, verdict)
+            for name, value in changes.items():
+                setattr(judgement, name, value)
+            return judgement
 
-class ValueTooHigh(Keyed):
-    def judged(self, reading: Any, verdict: Any = None) -> Any:
-        judgement = super().judged(reading, verdict)
-        judgement.value = 10.0
-        return judgement
-
-
-class NanValue(Keyed):
-    def judged(self, reading: Any, verdict: Any = None) -> Any:
-        judgement = super().judged(reading, verdict)
-        judgement.value = float("nan")
-        return judgement
-
-
-class Half(Keyed):
-    def judged(self, reading: Any, verdict: Any = None) -> Any:
-        judgement = super().judged(reading, verdict)
-        judgement.probabilities = dict.fromkeys(self.labels, 0.25)
-        return judgement
+    return Stating
 
 
 class Backwards(Keyed):
@@ -486,10 +471,10 @@ RANGES = "test_verdict_probabilities_confidence_and_value_are_in_range"
     ("kind", "fails"),
     [
         (Keyed, set()),
-        (OffScale, {RANGES}),
-        (ValueTooHigh, {RANGES}),
-        (NanValue, {RANGES}),
-        (Half, {RANGES}),
+        (stating(verdict="perhaps"), {RANGES}),
+        (stating(value=10.0), {RANGES}),
+        (stating(value=float("nan")), {RANGES}),
+        (stating(probabilities={"no": 0.25, "yes": 0.25}), {RANGES}),
         (Backwards, {"test_the_better_output_has_no_lower_value"}),
         (Raises, {"test_hostile_inputs_give_a_verdict_or_none"}),
         (Alternates, {"test_the_same_inputs_get_the_same_verdict_and_are_not_changed"}),
@@ -588,38 +573,31 @@ class SharedCount(Counter):
         return dataclasses.replace(step, observation=str(self.counts[0]))
 
 
-class Endless(Counter):
-    def seen(self) -> EnvironmentStep:
-        self.count = min(self.count, 1)
-        return EnvironmentStep(observation="", actions=("one",))
+def counter(**methods: Any) -> type[Counter]:
+    """A counter with other methods."""
+    return type("Broken", (Counter,), methods)
 
 
-class Crashes(Counter):
-    def step(self, action: str) -> EnvironmentStep:
-        return super().step({"one": "one"}[action])
+def slips(self: Counter, action: str) -> EnvironmentStep:
+    self.count += action != "one"
+    return Counter.step(self, action)
 
 
-class Slips(Counter):
-    def step(self, action: str) -> EnvironmentStep:
-        if action != "one":
-            self.count += 1
-        return super().step(action)
+def changes(self: Counter, task: Task) -> EnvironmentStep:
+    task.inputs["seed"] = 5  # type: ignore[index]
+    return Counter.reset(self, task)
 
 
-class Pays(Counter):
-    def step(self, action: str) -> EnvironmentStep:
-        return super().step(action) if self.count < 3 else EnvironmentStep(observation="", reward=1.0, done=True)
+def pays(self: Counter, action: str) -> EnvironmentStep:
+    return Counter.step(self, action) if self.count < 3 else EnvironmentStep(observation="", reward=1.0, done=True)
 
 
-class Changes(Counter):
-    def reset(self, task: Task) -> EnvironmentStep:
-        task.inputs["seed"] = 5  # type: ignore[index]
-        return super().reset(task)
+def opaque(self: Counter) -> EnvironmentStep:
+    return dataclasses.replace(Counter.seen(self), info={"self": object})
 
 
-class Opaque(Counter):
-    def seen(self) -> EnvironmentStep:
-        return dataclasses.replace(super().seen(), info={"self": object})
+def crashes(self: Counter, action: str) -> EnvironmentStep:
+    return Counter.step(self, {"one": "one"}[action])
 
 
 class Unclosable(Counter):
@@ -650,12 +628,12 @@ class TestCounter(_Environments):
     [
         (Remembers, {"test_a_task_is_the_same_for_every_rollout"}),
         (SharedCount, {"test_objects_share_no_state"}),
-        (Endless, {"test_episodes_end"}),
-        (Crashes, {"test_hostile_actions_are_refused_or_taken"}),
-        (Slips, {"test_hostile_actions_are_refused_or_taken"}),
-        (Pays, {"test_nothing_is_gained_after_the_end"}),
-        (Changes, {"test_a_task_is_not_changed"}),
-        (Opaque, {"test_steps_have_the_right_type"}),
+        (counter(seen=lambda self: EnvironmentStep(observation="", actions=("one",))), {"test_episodes_end"}),
+        (counter(step=crashes), {"test_hostile_actions_are_refused_or_taken"}),
+        (counter(step=slips), {"test_hostile_actions_are_refused_or_taken"}),
+        (counter(step=pays), {"test_nothing_is_gained_after_the_end"}),
+        (counter(reset=changes), {"test_a_task_is_not_changed"}),
+        (counter(seen=opaque), {"test_steps_have_the_right_type"}),
         (Unclosable, {"test_it_can_be_closed_at_any_time"}),
     ],
 )
@@ -704,55 +682,41 @@ class _Broken(RetrieverContract):
         return Changed()
 
 
-class _Unlimited(_Broken):
-    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
-        return [*passages, Passage(id="more", text="more")]
+def changed(of: Callable[[list[Passage], str, int], list[Passage]]) -> type[RetrieverContract]:
+    """The suite of a retriever whose results are changed."""
+    return type("Changed", (_Broken,), {"of": lambda self, *arguments: of(*arguments)})
 
 
-class _Ascending(_Broken):
-    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
-        return passages[::-1]
+def redacted(passages: list[Passage], query: str, k: int) -> list[Passage]:
+    return [dataclasses.replace(passage, text=passage.text.replace("Ignore", "")) for passage in passages]
 
 
-class _Redacted(_Broken):
-    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
-        return [dataclasses.replace(passage, text=passage.text.replace("Ignore", "")) for passage in passages]
+def with_operators(passages: list[Passage], query: str, k: int) -> list[Passage]:
+    if '"' in query:
+        raise ValueError("unbalanced quote")
+    without = query.partition(" NOT ")[2]
+    return [passage for passage in passages if not without or without not in passage.text]
 
 
-class _WithOperators(_Broken):
-    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
-        if '"' in query:
-            raise ValueError("unbalanced quote")
-        without = query.partition(" NOT ")[2]
-        return [passage for passage in passages if not without or without not in passage.text]
-
-
-class _AnyCount(_Broken):
-    def make(self) -> Any:
-        inner = TextRetriever(self.documents)
-
-        class AnyCount:
-            def search(self, query: str, k: int = 5) -> list[Passage]:
-                return inner.search(query, max(k, 1))
-
-        return AnyCount()
-
-
-class _Twice(_Broken):
-    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
-        return [part for p in passages for part in (p, dataclasses.replace(p, id=f"{p.id}2"))][:k]
+def twice(passages: list[Passage], query: str, k: int) -> list[Passage]:
+    return [part for p in passages for part in (p, dataclasses.replace(p, id=f"{p.id}2"))][:k]
 
 
 @pytest.mark.parametrize(
     ("suite", "failed"),
     [
         (_Broken, set()),
-        (_Unlimited, {"test_passages_are_the_best_k_in_order"}),
-        (_Ascending, {"test_passages_are_the_best_k_in_order", "test_a_question_finds_its_document"}),
-        (_Redacted, {"test_a_question_finds_its_document"}),
-        (_WithOperators, {"test_any_text_is_a_query", "test_operators_are_words"}),
-        (_AnyCount, {"test_k_is_at_least_one"}),
-        (_Twice, {"test_equal_texts_are_one_passage"}),
+        (
+            changed(lambda passages, query, k: [*passages, Passage(id="more", text="more")]),
+            {"test_passages_are_the_best_k_in_order"},
+        ),
+        (
+            changed(lambda passages, query, k: passages[::-1]),
+            {"test_passages_are_the_best_k_in_order", "test_a_question_finds_its_document"},
+        ),
+        (changed(redacted), {"test_a_question_finds_its_document"}),
+        (changed(with_operators), {"test_any_text_is_a_query", "test_operators_are_words"}),
+        (changed(twice), {"test_equal_texts_are_one_passage"}),
     ],
 )
 def test_broken_retrievers_fail_their_contract(suite: type[RetrieverContract], failed: set[str]) -> None:
