@@ -6,7 +6,7 @@ import pytest
 
 from assay import evaluate
 from assay.datasets import Task
-from assay.evaluation.metrics import TaskRun, figures_of, tool_use
+from assay.evaluation.metrics import figures_of
 from assay.traces import Rollout
 
 CALL = {"name": "add", "arguments": {"a": 1}, "result": "1", "error": None}
@@ -23,22 +23,6 @@ def test_a_run_has_the_figures_that_apply_to_its_task() -> None:
     assert figures([], [CALL]) == {"abstention_when_not": 0, "calls_per_task": 1}
     assert figures(truth, [{**CALL, "error": "x"}, CALL])["recovery_after_error"] == 1
     assert figures_of(Task(id="t", inputs={"q": 1}), Rollout(prediction={"answer": "5"})) == {}
-
-
-def test_the_report_has_the_mean_over_tasks_with_its_interval() -> None:
-    runs = [
-        TaskRun(task_id=str(i), score=1, tool_figures={"adoption_when_needed": i % 2, "calls_per_task": 3})
-        for i in range(8)
-    ]
-    runs.append(TaskRun(task_id="1", sample=1, score=0, tool_figures={"adoption_when_needed": 0}))
-    report = tool_use(runs)
-    assert report is not None
-    adoption = report["adoption_when_needed"]
-    assert (adoption["mean"], adoption["n"]) == (3.5 / 8, 8)
-    assert 0 <= adoption["low"] < 3.5 / 8 < adoption["high"] <= 1
-    assert report["calls_per_task"]["mean"] == 3
-    assert "abstention_when_not" not in report
-    assert tool_use([TaskRun(task_id="1", score=1)]) is None
 
 
 @pytest.mark.slow

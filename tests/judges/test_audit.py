@@ -17,7 +17,6 @@ from assay.judges.quality.audit import (
     bases_of,
     load_attacks,
     load_bases,
-    negatives,
     not_tried,
     padded,
 )
@@ -253,28 +252,6 @@ def test_a_nominal_scale_requires_user_cases() -> None:
     cases = audit_cases(judge, [Base({"output": "a rose"}, {"output": "grass"})], profile="property")
     items = audit_items(cases, judge)
     assert assess(cases, items, answers_of(judge, items), judge)["passed"]
-
-
-def test_audit_cases_of_pairwise_judges_have_bases_and_negatives() -> None:
-    spec = JudgeSpec(text="Better?", scale=("a", "tie", "b"))
-    items = [
-        Item(
-            id=str(i),
-            fields={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
-            ratings=(Rating(rater="r", label=label),),
-        )
-        for i, label in enumerate(["a", "b", "tie"])
-    ]
-    assert [(base.good["output"], base.bad["output"]) for base in bases_of(items, spec)] == [("a0", "b0"), ("b1", "a1")]
-    made = negatives(items, spec, count=4)
-    assert [item.ratings[0].label for item in made] == ["a", "b", "a", "b"]
-    assert made[0].fields["output_a"] == "a0"
-    assert made[0].fields["output_b"].startswith("b0\n")
-    assert made[1].fields["output_a"] == ""
-    with pytest.raises(DataError, match="with a preferred output"):
-        bases_of(items[2:], spec)
-    with pytest.raises(DataError, match="with a preferred output"):
-        negatives(items[2:], spec, count=1)
 
 
 def test_user_bases_are_used() -> None:

@@ -77,15 +77,6 @@ def test_the_rule_based_user_has_no_fault_and_an_exact_interval() -> None:
     assert card["faults"]["invented"]["high"] == pytest.approx(1 - 0.025 ** (1 / 12))
 
 
-def test_runs_in_which_the_user_raised_are_counted_and_never_pass() -> None:
-    runs = [interview(RuleBasedUser(), task) for task in load_tasks(DATA)[:3]]
-    card = fidelity_card([*runs, None])
-    assert (card["n"], card["failed"], card["passed"]) == (3, 1, False)
-    empty = fidelity_card([None])
-    assert empty["faithful"] == {"share": None, "low": 0.0, "high": 1.0}
-    assert not empty["passed"]
-
-
 def test_the_audit_of_a_model_records_its_calls_and_reports_what_it_cost(own_folder: Path) -> None:
     def stubborn(request: Any) -> str:
         return json.dumps({"say": "done"})

@@ -25,9 +25,7 @@ from assay.judges import (
     bradley_terry,
     reliability_weights,
     resolver,
-    win_rates,
 )
-from assay.judges.quality.ranking import pairings
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric, load_rubric
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
@@ -348,19 +346,6 @@ def test_an_output_that_always_wins_is_finite_and_uncompared_ones_are_0() -> Non
         bradley_terry([("a", "b", math.nan)])
 
 
-def test_win_rates_match_hand_calculation() -> None:
-    assert win_rates([0.0, 0.0, 0.0]) == pytest.approx([0.5] * 3)
-    assert win_rates([math.log(3), 0.0]) == pytest.approx([0.75, 0.25])
-    assert win_rates([7.0]) == [0.5]
-
-
-def test_few_outputs_are_all_compared_and_many_in_rings() -> None:
-    assert len(pairings(5)) == 10
-    many = pairings(40, rounds=3)
-    assert len(many) <= 120
-    assert {n for pair_ in many for n in pair_} == set(range(40))
-
-
 def rubric_of(judge: Any, lm: Any, **options: Any) -> Rubric:
     criteria = [
         Criterion(name="better", judge=JudgeSpec(use="judge")),
@@ -435,30 +420,3 @@ def test_an_unusable_call_is_repeated_once_and_left_unscored(tmp_path: Path) -> 
     result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
     assert math.isnan(result.value)
     assert result.cost_usd == pytest.approx(0.01 * lm.scripted.calls)
-
-
-def test_a_criterion_named_like_a_judged_field_is_refused() -> None:
-    rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
-    with pytest.raises(RubricError, match="names of the judge's inputs"):
-        rubric.with_resolver(resolver(scripted_lm(lambda request: "")))
-
-
-def test_the_judging_setting_is_checked() -> None:
-    judged = Criterion(name="a", judge=JudgeSpec(text="?"))
-    with pytest.raises(RubricError, match="each, together, overall"):
-        Rubric("r", [judged], judging="all")
-    with pytest.raises(RubricError, match="weight above 0"):
-        Rubric(
-            "r",
-            [Criterion(name="c", check=lambda t, p, r: 1), Criterion(name="a", weight=-1, judge=JudgeSpec(text="?"))],
-            judging="overall",
-        )
-    with pytest.raises(RubricError, match="essential"):
-        Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="x"))], judging="overall")
-    with pytest.raises(RubricError, match="one by one"):
-        Rubric(
-            "r",
-            [Criterion(name="a", judge=JudgeSpec(use="x"))],
-            judging="together",
-            resolver=resolver(scripted_lm(str), lambda _: PointwiseJudge("?")),
-        )

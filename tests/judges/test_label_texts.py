@@ -5,17 +5,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import dspy
 import numpy
 import pandas
 import pytest
 
 from assay.datasets.memory import data_spec
 from assay.errors import DataError
-from assay.judges import PointwiseJudge, load_labels
+from assay.judges import load_labels
 from assay.judges.labels import read_label
-from assay.rubrics import NoGrade
-from assay.testing import scripted_lm
 
 FIVE = ("1", "2", "3", "4", "5")
 
@@ -175,24 +172,3 @@ def test_an_error_names_row_column_and_scale(tmp_path: Path, text: str, place: s
     (tmp_path / "l.csv").write_text(text)
     with pytest.raises(DataError, match=place):
         load_labels(str(tmp_path / "l.csv"), labels=FIVE)
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        ("4/5", "4"),
-        ('{"verdict": "4.0"}', "4"),
-        ("<think>Perhaps 2.</think>4", "4"),
-        ('<think>{"verdict": "2"}</think>{"verdict": "4"}', "4"),
-        ('<think>It is {"verdict": "4"}', None),
-        ("n/a", None),
-    ],
-)
-def test_a_written_verdict_is_read_as_a_label_is(answer: str, verdict: str | None) -> None:
-    judge = PointwiseJudge({"text": "How good?", "scale": FIVE}, reading="text", shows=("output",))
-    with dspy.context(lm=scripted_lm(lambda request: answer)):
-        if verdict is None:
-            with pytest.raises(NoGrade):
-                judge(output="x")
-        else:
-            assert judge(output="x").verdict == verdict

@@ -9,7 +9,7 @@ from labelled_items import labels_file
 
 import assay
 from assay.commands.judge_score import score_rows
-from assay.judges import PairwiseJudge, PointwiseJudge, resolver
+from assay.judges import PointwiseJudge, resolver
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
 
@@ -47,22 +47,6 @@ def test_a_model_that_answers_with_words_is_asked_once_per_item() -> None:
     with dspy.context(lm=counted(lambda request: {"yes": 0.8, "no": 0.1}, calls)):
         assert {judge(task_input="q", output=f"x{at}").verdict for at in range(3)} == {"yes"}
     assert calls == [False] * 3
-
-
-def test_words_are_kept_where_letters_have_no_more_probability() -> None:
-    judge = PointwiseJudge(GOOD)
-    script = {True: {"A": 0.1, "The": 0.8}, False: {"yes": 0.3, "no": 0.1, "The": 0.5}}
-    with dspy.context(lm=scripted_lm(lambda request: script[lettered(request)], logprobs=True)):
-        assert judge(task_input="q", output="x").probabilities == pytest.approx({"yes": 0.75, "no": 0.25})
-    assert judge.config["style"] == "words"
-
-
-def test_pairs_are_read_by_letters_too() -> None:
-    def script(request: Any) -> dict[str, float]:
-        return {"C": 0.5, "B": 0.2, "A": 0.2} if lettered(request) else {"The": 0.9}
-
-    with dspy.context(lm=scripted_lm(script, logprobs=True)):
-        assert PairwiseJudge()(task_input="q", output_a="x", output_b="y").verdict == "tie"
 
 
 def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from assay.errors import FailureKind
-from assay.models import limits
 from assay.models.calls import failure_of_program
 from assay.models.limits import (
     OverTime,
@@ -100,28 +99,6 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     counted = turns[0]
     time.sleep(0.1)
     assert turns[0] == counted
-
-
-def test_an_abandoned_call_that_caught_the_exception_is_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it happens by chance where Python drops the exception, in a destructor for example."""
-    monkeypatch.setattr(limits, "STOP_AGAIN_S", 0.1)
-    caught = [0]
-
-    def loops() -> None:
-        while True:
-            try:
-                time.sleep(0.001)
-            except limits.Abandoned:
-                caught[0] += 1
-                if caught[0] == 3:
-                    raise
-
-    with limited(0.05), pytest.raises(OverTime):
-        within_limit(loops, "the run")
-    deadline = time.monotonic() + 120
-    while caught[0] < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert caught[0] == 3
 
 
 def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> None:

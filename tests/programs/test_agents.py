@@ -61,15 +61,6 @@ def test_out_of_range_names_the_range(name: str) -> None:
         assert getattr(AgentParameters.of({name: right}), name) == right
 
 
-@pytest.mark.parametrize("values", ["json", 3, ["max_steps"], None])
-def test_parameters_that_are_no_mapping_are_refused_with_an_example(values: Any) -> None:
-    with pytest.raises(ParameterError, match=r"a mapping such as \{'max_steps': 5\}, got a"):
-        MathQA().set_parameters(values)
-    if values is not None:
-        with pytest.raises(ParameterError, match="a mapping such as"):
-            MathQA(parameters=values)
-
-
 @pytest.mark.parametrize(
     ("need", "threshold", "calls"), [(0.6, 0.5, 1), (0.6, 0.7, 0), (0.1, 0.0, 1), (0.0, 0.0, 1), (0.9, 1.0, 0)]
 )

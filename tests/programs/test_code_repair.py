@@ -14,9 +14,9 @@ from assay.cli.main import group
 from assay.datasets.tasks import make_task
 from assay.errors import FailureKind, SandboxError
 from assay.models.calls import failure_of_program, is_agent_failure
-from assay.programs import CodeRepair, Refine, load_program, program_inputs
+from assay.programs import CodeRepair, load_program
 from assay.programs.sandbox import available
-from assay.rubrics import Grade, load_rubric
+from assay.rubrics import load_rubric
 from assay.shipped.programs.code_repair.edits import Edit, applied, replacement_of
 from assay.testing import scripted_lm
 from assay.traces.recorder import Recorder
@@ -133,28 +133,6 @@ def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(record
     assert recorded[0].unrecorded.reason is None, "a sandbox calls no model"
     result = CliRunner().invoke(group, ["traces", "show", rollout.id, "--store", str(tmp_path / "assay.db")])
     assert result.output.count(f") [isolation {first.isolation}] = ") == 3
-
-
-def test_refine_takes_the_fields_of_code_repair_and_revises_the_whole_code() -> None:
-    prompts: list[str] = []
-
-    def script(request: Any) -> str:
-        prompts.append(request.messages[-1].parts[0].text)
-        return json.dumps({"thought": "", "line": 2, "new_line": "result = 7", "code": FIXED, "verdict": "keep"})
-
-    def passes(task: Any, prediction: Any, rollout: Any) -> Grade:
-        assert task.inputs == {"code": CODE, "visible_tests": TESTS}
-        return Grade(value=float(prediction["code"] == FIXED), reason="total([5]) is not 5")
-
-    refine = Refine(CodeRepair(), passes)
-    refine.set_parameters({"reasoning_depth": 6, "max_steps": 3})
-    assert program_inputs(refine) == ["code", "visible_tests"]
-    with dspy.context(lm=scripted_lm(script)):
-        result = refine(code=CODE, visible_tests=TESTS)
-    assert result.code == FIXED
-    assert [entry["probability"] for entry in result.rounds] == [0.0, 1.0]
-    assert "result -= value" in prompts[-1], "the draft is the code so far"
-    assert "total([5]) is not 5" in prompts[-1]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import assay
 from assay.datasets.tasks import make_task
 from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.calls import failure_of_program, is_agent_failure
-from assay.programs import Converse, RuleBasedUser, SimulatedUser
+from assay.programs import Converse, RuleBasedUser
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces.export.selection import drawn
@@ -157,27 +157,6 @@ def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
         run(scripted_lm(clerk), inputs={**INPUTS, "form": ["finish"]})
 
 
-def test_an_evaluation_notes_that_the_simulated_user_tells_the_answer(tmp_path: Path) -> None:
-    class Teller:
-        def __call__(self, *, profile: Any, messages: Any) -> dspy.Prediction:
-            if not messages:
-                return dspy.Prediction(message="A table for Friday, for 4 people.", ended="")
-            return RuleBasedUser()(profile=profile, messages=messages)
-
-    row = {"inputs": INPUTS, "expected": {"outcome": {"day": "Friday", "people": "4"}}, "split": "test"}
-
-    def notes(user: Any) -> list[str]:
-        report = assay.evaluate(
-            Converse(user=user), rubric="converse", data=[row], split="test", lm=scripted_lm(clerk),
-            store=tmp_path / "a.db", progress=None, preflight=False,
-        )  # fmt: skip
-        return [note for note in report.notes if "simulated user" in note]
-
-    (note,) = notes(Teller())
-    assert note.startswith("in 1 of 1 runs the simulated user told facts before they were asked for, such as ")
-    assert notes("rules") == []
-
-
 PROFILE = {
     "goal": "I want to book a table.",
     "facts": {
@@ -215,12 +194,3 @@ def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
 def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
     with pytest.raises(DataError, match="must have a 'goal'"):
         RuleBasedUser()(profile=profile, messages=[])
-
-
-def test_the_user_with_a_model_words_a_fact_that_has_no_words_or_all_of_them() -> None:
-    def script(request: Any) -> str:
-        asks = request.config.response_format["schema"]["properties"]
-        return json.dumps({"say": "people"} if "say" in asks else {"reply": "We are four."})
-
-    with dspy.context(lm=scripted_lm(script)):
-        assert talk("How many?", user=SimulatedUser(writes=True))[1] == ("We are four.", "")

@@ -18,7 +18,6 @@ from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter, with_recording
 from assay.optimizers.prompts.demonstrations import explore, with_demos
 from assay.programs import AnswerFromDocuments, TextRetriever, load_program
-from assay.programs.agent import GUIDE
 from assay.rubrics import load_rubric
 from assay.shipped.programs.answer_from_documents.program import ABSTAINED
 from assay.testing import ScriptedEngine, scripted_lm
@@ -196,33 +195,6 @@ def test_a_run_is_recorded_scored_and_credited(tmp_path: Path) -> None:
         {"retrieval_gain": 0.2, "retrieval_loss": 0.0, "query_parsed": 0.05, "not_repeated": 0.05}
     )
     assert removed.transitions[0].step_rewards["retrieval_gain"] == 0.0
-
-
-def guided(expected: dict[str, Any]) -> tuple[Any, list[tuple[str, str, str]], int]:
-    """Prediction, steps (predictor, passage, output) of the trace, and the number of LM calls."""
-    calls: list[Any] = []
-
-    def refuses(request: Any) -> str:
-        calls.append(request)
-        wanted = json.dumps(request.config.response_format or {})
-        return json.dumps({"query": "x"} if '"query"' in wanted else {"answers": "no", "sure": 0.0, "answer": "?"})
-
-    agent = AnswerFromDocuments()
-    with dspy.context(lm=scripted_lm(refuses), trace=[], **{GUIDE: expected}):
-        result = agent(question=QUESTION, documents=DOCUMENTS)
-        names = {id(predictor): name for name, predictor in agent.named_predictors()}
-        steps = [
-            (names[id(predictor)], str(inputs.get("passage")), next(iter(output.values())))
-            for predictor, inputs, output in dspy.settings.trace
-        ]
-    return result, steps, len(calls)
-
-
-@pytest.mark.parametrize("expected", [{"passages": []}, {"source": ""}, {"passages": None, "answer": None}])
-def test_without_an_answer_in_the_documents_every_passage_is_rejected(expected: dict[str, Any]) -> None:
-    result, steps, calls = guided(expected)
-    assert (result.answer, result.abstained, calls) == (ABSTAINED, True, 0)
-    assert {(name, answers) for name, _, answers in steps} == {("read", "no")}
 
 
 def test_demonstrations_have_right_answers_where_the_program_itself_always_abstains() -> None:

@@ -21,8 +21,6 @@ from assay.commands.index import IndexReport
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs import DocumentIndex, Memory
 from assay.programs.retrieval import building as folders
-from assay.programs.retrieval.retriever import fused
-from assay.traces import Store
 from assay.traces.store.location import store_url
 
 
@@ -96,26 +94,6 @@ def test_encodings_and_html_are_read(docs: Path) -> None:
     }
 
 
-def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assay.index(docs, store="s.db")
-    file, real = docs / "pump.md", folders.open_text.blocks
-    file.write_text("short")
-
-    def blocks(self: Any) -> Iterator[str]:
-        for block in real(self):
-            if self.file.name == "pump.md":
-                with file.open("a") as opened:
-                    opened.write("more\n")
-            yield block
-
-    monkeypatch.setattr(folders.open_text, "blocks", blocks)
-    report = assay.index(docs, store="s.db")
-    assert (counts(report), dict(report.skipped)) == ((0, 0, 1, 0), {"changing": 1})
-    assert report.examples == {"changing": ["pump.md"]}
-    assert sources("s.db", "litres of Marlow") == ["pump.md"]
-    assert rows("s.db") == (2, 2, 0)
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
@@ -170,31 +148,6 @@ def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:
     assert assay.index(docs, store="s.db", remove=True).documents == 0
 
 
-def test_wrong_use_says_what_to_do(docs: Path) -> None:
-    for folder, options, message in (
-        ("nowhere", {}, "no folder 'nowhere'"),
-        (docs / "pump.md", {}, "is a file. Name the folder whose files"),
-        ("nowhere", {"remove": True}, "has no documents of the folder .*nowhere': it is empty"),
-        (docs, {"name": "a/b"}, "name='a/b' must be"),
-        (docs, {"passage_chars": 5}, "passage_chars: must be greater than or equal to 100, not 5"),
-        (docs, {"embedder": 3}, "embedder: must be a valid string or callable, not 3"),
-        (docs, {"embedder": "gone.py:embed"}, "there is no file"),
-        (docs, {"remove": True, "embedder": len}, "no effect"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            assay.index(folder, store="s.db", **options)  # type: ignore[arg-type]
-    with pytest.raises(StoreError, match=r"no store at .*build it with assay index DIR --name documents"):
-        DocumentIndex("gone.db").search("x")
-    Store("s.db").close()
-    with pytest.raises(StoreError, match=r"has no index 'documents': build it with assay index"):
-        DocumentIndex("s.db").search("x")
-    assay.index(docs, store="s.db")
-    with pytest.raises(StoreError, match=r"has no index 'dcs', but 'documents': build it with"):
-        DocumentIndex("s.db", "dcs").search("x")
-    with pytest.raises(ConfigError, match=r"no documents of the folder .*nowhere': it has those of .*docs'"):
-        assay.index("nowhere", store="s.db", remove=True)
-
-
 def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
     from filelock import FileLock
 
@@ -225,12 +178,6 @@ def test_a_failing_embedder_leaves_the_full_text_index(docs: Path) -> None:
         with pytest.raises(ModelError, match=message):
             assay.index(docs, store="s.db", embedder=embedder)
     assert sources("s.db", "Marlow") == ["pump.md"]
-
-
-def test_ranks_are_fused_by_their_reciprocals() -> None:
-    # b: 1/(60+2) + 1/(60+1); a: 1/(60+1); c: 1/(60+2)
-    assert fused([["a", "b"], ["b", "c"]]) == pytest.approx({"b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62})
-    assert list(fused([["a", "b"], ["b", "c"]])) == ["b", "a", "c"]
 
 
 def test_an_embedder_without_vectors_in_the_index_is_refused(url: str, docs: Path, own_folder: Path) -> None:

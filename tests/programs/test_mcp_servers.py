@@ -1,7 +1,6 @@
 """MCP servers as tools: real server processes, also ones that die, hang, or return too much."""
 
 import json
-import pickle
 import socket
 import subprocess
 import sys
@@ -114,13 +113,6 @@ def test_an_agent_uses_a_server_and_survives_its_death(server: McpServer) -> Non
     assert again["result"] == "3 of jam"  # it was started again
 
 
-def test_calls_of_one_step_run_at_the_same_time(server: McpServer) -> None:
-    with dspy.context(lm=scripted(["slow", "slow"], {"seconds": 2.0}, {"seconds": 2.01}), trace=[]):
-        calls = ToolUser(servers=[server])(question="Wait.").calls
-    (began, ended, _), (began_too, ended_too, _) = (map(float, call["result"].split()) for call in calls)
-    assert max(began, began_too) < min(ended, ended_too)
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_call_that_hangs_ends_at_its_limit(script: Path) -> None:
@@ -142,16 +134,6 @@ def test_a_server_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
         server.tools()
     with dspy.context(lm=scripted(), trace=[]), pytest.raises(McpError):  # the run fails, with this reason
         ToolUser(servers=[server])(question="hello")
-
-
-@pytest.mark.slow
-def test_a_server_travels_to_other_processes_without_its_connection(server: McpServer) -> None:
-    server.tools()
-    copied = pickle.loads(pickle.dumps(server))
-    assert (copied.command, copied.timeout_s) == (server.command, server.timeout_s)
-    with copied:
-        processes = {each.call("slow", {"seconds": 0}).split()[-1] for each in (server, copied)}
-    assert len(processes) == 2
 
 
 @pytest.mark.slow

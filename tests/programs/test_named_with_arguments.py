@@ -1,6 +1,5 @@
 """Programs given as factories, with constructor arguments, and with other names than `self`."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -97,27 +96,6 @@ def test_factories_and_arguments_in_a_name_build_the_program_and_its_artifact(
     with dspy.context(lm=scripted_lm(answer)):
         assert report.program(question="?").answer == value
         assert assay.load(report.artifact)(question="?").answer == value
-
-
-@pytest.mark.parametrize("kind", ["function", "method", "partial", "object"])
-def test_a_factory_object_is_called_with_its_defaults(place: Path, kind: str) -> None:
-    made = load_program("mine.py:QA(k=1)")
-    qa = type(made)
-
-    def function(k: int = 6) -> Any:
-        return qa(k)
-
-    class Factory:
-        def method(self, k: int = 6) -> Any:
-            return qa(k)
-
-        __call__ = method
-
-    factories = {
-        "function": function, "method": Factory().method, "partial": functools.partial(qa, 6), "object": Factory()
-    }  # fmt: skip
-    report = compiled(factories[kind])
-    assert (type(report.program), report.program.depth) == (qa, 6)
 
 
 @pytest.mark.parametrize("name", ["solve_any", "solve_some"])

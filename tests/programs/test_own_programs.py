@@ -15,7 +15,6 @@ import assay
 from assay.datasets import make_task
 from assay.programs import load_program
 from assay.programs.loading import SHIPPED, full_name, program_class
-from assay.sources.modules import load_source
 from assay.support.package import CONTENT
 from assay.testing import scripted_lm
 from rigs.serving import served
@@ -128,13 +127,6 @@ def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path
     assert json.__name__ == sys.modules["json"].__name__ == "json"
 
 
-def test_loading_state_does_not_change_a_module_level_program(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("import dspy\nqa = dspy.ChainOfThought('question -> answer')\n")
-    program = load_program(f"{tmp_path}/p.py:qa")
-    program.predictors()[0].demos = [dspy.Example(question="?", answer="!")]
-    assert load_source(tmp_path / "p.py").qa.predictors()[0].demos == []
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_copy_of_a_shipped_program_is_a_program_of_its_own(name: str, tmp_path: Path) -> None:
     shutil.copytree(CONTENT / "programs" / name, tmp_path / name)
@@ -142,19 +134,6 @@ def test_a_copy_of_a_shipped_program_is_a_program_of_its_own(name: str, tmp_path
     assert copied.__name__ == program_class(name).__name__
     assert copied is not program_class(name)
     assert full_name(str(tmp_path / name / "program.py")).endswith(f":{copied.__name__}")
-
-
-PLAIN = """
-import dspy
-
-class QA(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question)
-"""
 
 
 def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path) -> None:
@@ -186,51 +165,9 @@ def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path
         assert own_lm.scripted.calls == 1
 
 
-FRUITS = ("apple", "pear", "plum", "fig")
-
-
-def demonstrated(request: Any) -> str:
-    """Repeats the answer of the last demonstration; wrong without one."""
-    texts = [message.text for message in request.messages if message.role == "assistant"]
-    return json.dumps({"answer": json.loads(texts[-1])["answer"] if texts else "?"})
-
-
-def nearest_winner(folder: Path) -> Any:
-    """A loaded program whose artifact shows the nearest demonstration.
-
-    For "apple again" that is "apple now", whose answer is "APPLE …".
-    """
-    (folder / "p").mkdir()
-    (folder / "p" / "p.py").write_text(PLAIN)
-    (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    options = [
-        {"question": f"{fruit} {split}", "answer": " ".join([fruit.upper()] * 12), "split": split}
-        for split in ("train", "val", "gate", "test") for fruit in FRUITS
-    ]  # fmt: skip
-    (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in options))
-    report = assay.compile(
-        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(demonstrated),
-        optimizer="knn", demos=1, prompt_format="json",
-        out=folder / "artifact", store=folder / "s" / "a.db", gate=False,
-    )  # fmt: skip
-    loaded = assay.load(report.artifact)
-    assert (report.outcome.winner, type(loaded).__name__) == ("knn", "NearestDemos")
-    return loaded
-
-
 async def streamed(program: Any, question: str, **options: Any) -> tuple[str, Any]:
     """The chunks of `answer` that the listener received, and the prediction."""
     stream = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer")], **options)
     parts = [part async for part in stream(question=question)]
     chunks = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
     return chunks.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_nearest_demonstrations_program_streams_to_its_listeners(tmp_path: Path, is_async: bool) -> None:
-    loaded = nearest_winner(tmp_path)
-    before = loaded.dump_state()
-    with dspy.context(lm=scripted_lm(demonstrated)):
-        heard, prediction = asyncio.run(streamed(loaded, "plum again", is_async_program=is_async))
-    assert heard == prediction.answer == " ".join(["PLUM"] * 12)
-    assert loaded.dump_state() == before

@@ -110,16 +110,6 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
     )
 
 
-def test_the_documented_example_runs() -> None:
-    import re
-
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "programs.md").read_text()
-    match = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert match
-    with dspy.context(lm=scripted_lm(as_answer)):
-        exec(match[1], {"__name__": "documentation"})
-
-
 def test_a_program_that_changes_its_inputs_does_not_change_the_task(tmp_path: Path) -> None:
     seen: list[Any] = []
 

@@ -1,7 +1,6 @@
 """Agents that runners on other machines execute: leases, heartbeats, results that come late, wrong keys."""
 
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -250,35 +249,3 @@ def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer:
         worked("http:///assay", KEY)
     with pytest.raises(AssayError, match="cannot be reached"):
         worked("http://127.0.0.1:9", KEY)
-
-
-def test_a_server_that_is_not_there_is_reported_at_once_and_when_it_is_reached(trainer: Trainer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    lines: list[str] = []
-    with pytest.raises(AssayError, match=r"cannot be reached: ConnectionRefusedError: .*Check the address"):
-        work(CallableRunner(solve), TaskServer(url, KEY), patience_s=0.2, say=lines.append, tasks=1)
-    assert len(lines) == 1
-    assert f"{url} cannot be reached: ConnectionRefusedError" in lines[0]
-    assert lines[0].endswith("Trying again for up to 0.2 s")
-
-    class Late(TaskServer):
-        absent = 1
-
-        def post(self, path: str, body: Any, **options: Any) -> Any:
-            if self.absent:
-                self.absent -= 1
-                raise ConnectionRefusedError("not yet")
-            return super().post(path, body, **options)
-
-    lines.clear()
-    trainer.leases.heartbeat_s = 20.0
-    run = Later(trainer.run)
-    late = Late(trainer.server.url, KEY)
-    assert work(CallableRunner(solve), late, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
-    run.value()
-    assert [line.removeprefix(trainer.server.url) for line in lines] == [
-        " cannot be reached: ConnectionRefusedError: not yet. Trying again for up to 120 s",
-        " is reached",
-        "task t: done",
-    ]

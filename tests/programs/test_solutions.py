@@ -280,25 +280,3 @@ def test_objects_of_other_classes_are_no_plain_values() -> None:
     for value in (object(), [object()], {1: print}, int):
         with pytest.raises(NotPlain):
             encode(value)
-
-
-@pytest.mark.slow
-def test_asserts_are_cases_where_they_compare_with_a_literal(sandboxed: str) -> None:
-    source = """
-import math
-TWO = 2
-assert double(2) == 4
-assert double("a") == 'a' + 'a'
-assert double(TWO) == 4
-assert double(math.inf) == math.inf
-assert double(0) is not None
-def test_list():
-    assert double([]) == []
-"""
-    suite = Suite.parse(source)
-    assert suite.cases == (Case(expression="double(2)", expected="4"),)
-    assert suite.functions == ("test_list", *(f"test_assert_{line}" for line in (5, 6, 7, 8)))
-    assert outcome(RIGHT, suite, sandboxed).share == 1.0
-    assert Suite.parse(["assert double(2) == 4", "assert double(-1.5) == -3.0"]).names == ("double(2)", "double(-1.5)")
-    with pytest.raises(DataError):
-        Suite.parse("import math")

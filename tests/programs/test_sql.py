@@ -243,16 +243,6 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
     assert rows_match(names, backwards, None, ordered=True).value == 0
 
 
-def test_equal_numbers_match(library: str) -> None:
-    for wanted, columns, grade in (
-        ("1700000001", "1700000002", 0),  # whole numbers are compared exactly, also long ones
-        ("1700000001", "1700000001.0", 1),
-        ("ROUND(-0.3)", "0", 1),
-        ("0.1 + 0.2", "0.3", 1),
-    ):
-        assert rows_match(task(library, f"SELECT {wanted}"), {"sql": f"SELECT {columns}"}, None).value == grade
-
-
 def test_cost_is_graded_by_the_logarithm_of_its_ratio(library: str) -> None:
     same = {"sql": "SELECT COUNT(*) FROM Book WHERE AuthorId = 3"}
     scan = {"sql": "SELECT COUNT(*) FROM Book WHERE AuthorId + 0 = 3"}
@@ -264,15 +254,6 @@ def test_cost_is_graded_by_the_logarithm_of_its_ratio(library: str) -> None:
     costs = [database.query(query["sql"], LIMITS).cost or 0 for query in (same, scan)]
     grade = query_cost(task(library), scan, None, factor=1000).value
     assert grade == pytest.approx(0.5 - math.log(costs[1] / costs[0], 1000) / 2)
-
-
-def test_tasks_without_database_or_expected_query_are_unscored(library: str) -> None:
-    with pytest.raises(NoGrade, match="has no expected 'sql'"):
-        rows_match(Task(id="1", inputs={"database": library}), {"sql": "SELECT 1"}, None)
-    with pytest.raises(NoGrade, match="the expected query"):
-        rows_match(task(library, "SELECT x FROM y"), {"sql": "SELECT 1"}, None)
-    with pytest.raises(NoGrade, match="no input 'database'"):
-        query_runs(Task(id="1", inputs={}), {"sql": "SELECT 1"}, None)
 
 
 def test_a_guided_run_shows_the_expected_query_with_the_tables(library: str) -> None:

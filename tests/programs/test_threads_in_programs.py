@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -225,17 +225,6 @@ def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
 def test_generators_are_refused_by_name(file: str, name: str) -> None:
     with pytest.raises(ProgramError, match=f"{name} is a generator"):
         assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer))
-
-
-def test_a_returned_generator_is_refused(file: str) -> None:
-    with pytest.raises(ProgramError, match="returned a generator"):
-        assay.evaluate(f"{file}:lazily", rubric=right(), data=rows(), lm=scripted_lm(answer))
-
-    def counting(question: str) -> Iterator[str]:
-        yield "4"
-
-    with pytest.raises(ProgramError, match="counting is a generator"):
-        assay.evaluate(counting, rubric=right(), data=rows(), lm=scripted_lm(answer))
 
 
 def test_a_module_without_forward_is_refused_by_name(file: str) -> None:

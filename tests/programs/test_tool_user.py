@@ -12,9 +12,9 @@ import pytest
 
 import assay
 from assay.datasets import load_tasks
-from assay.errors import BudgetExceeded, ProgramError
+from assay.errors import BudgetExceeded
 from assay.models.limits import limited
-from assay.programs import AgentParameters, McpServer, ToolUser, load_program
+from assay.programs import AgentParameters, ToolUser
 from assay.programs.toolbox import schema_tool
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
@@ -193,13 +193,6 @@ def test_names_that_clash_or_are_no_words_are_kept_distinct() -> None:
         ("天气", {"城市": "北京"}),
     ]
     assert "天气_3" not in prompts[0]
-
-
-def test_an_artifact_of_a_program_without_its_tools_is_never_built() -> None:
-    for program in (ToolUser([add]), ToolUser([dspy.Tool(add)]), ToolUser(servers=[McpServer(["no-such-program"])])):
-        with pytest.raises(ProgramError, match="Write a subclass of ToolUser"):
-            load_program("tool_user", config=program.config)
-    assert load_program("tool_user", config=ToolUser(parallel=False).config).parallel is False
 
 
 @pytest.mark.slow
