@@ -1,7 +1,8 @@
-"""Each run of a program works on a copy of its own: no prompt shows another task, and nothing of a run stays."""
+"""Each run of a program works on a copy of its own; rows with the same inputs are scored each by their own."""
 
 import copy
 import gc
+import json
 import queue
 import sqlite3
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
+from assay.datasets.tasks import TaskIndex
 from assay.errors import ProgramError
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
@@ -55,13 +57,6 @@ class Notes(dspy.Module):
 class Desk:
     def __init__(self) -> None:
         self.lock, self.seen = threading.RLock(), list[str]()
-
-
-class Slotted:
-    __slots__ = ("lock", "seen")
-
-    def __init__(self) -> None:
-        self.lock, self.seen = threading.Lock(), list[str]()
 
 
 class Vector:
@@ -182,7 +177,6 @@ COPIED = {
     "long list": noting("seen", seen=lambda: ["a document"] * 20_000, notes=lambda self: self.seen[20_000:]),
     "histories": noting(note=lambda self, question: None, notes=histories),
     "object with a lock": noting("desk", desk=Desk, **AT_DESK),
-    "slots with a lock": noting("desk", desk=Slotted, **AT_DESK),
     "beside a lock": BesideLock,
     "beside a vector": noting("vector", vector=Vector),
     "beside a model without copies": noting("model", model=CopiedWithItsLock),
@@ -422,3 +416,35 @@ def test_a_program_with_parts_that_cannot_be_copied_is_compiled(tmp_path: Path) 
     assert best.own() is best.answer
     assert best.answer.demos
     assert "kept" not in vars(best)
+
+
+ROWS = [
+    Task(id="a", inputs={"question": "1 + 1?"}, expected={"answer": "2"}),
+    Task(id="a-2", inputs={"question": "1 + 1?"}, expected={"answer": "3"}),
+    Task(id="a-3", inputs={"question": "1 +  1? "}, expected={"answer": "3"}),
+]
+
+
+def session() -> Session:
+    return Session(
+        scripted_lm(lambda _: json.dumps({"answer": "2"})),
+        Rubric("r", [Criterion(name="right", check=exact)]),
+        Recorder(),
+        Meter(),
+    )
+
+
+def test_an_evaluation_scores_each_row_by_its_own_expected_output() -> None:
+    running = session()
+    evaluation = evaluate(RecordedProgram(dspy.Predict("question -> answer"), running), ROWS, running)
+    assert evaluation.scores == {"a": 1.0, "a-2": 0.0, "a-3": 0.0}
+
+
+def test_a_task_is_found_by_its_inputs_in_any_spelling() -> None:
+    index = TaskIndex()
+    for task in ROWS:
+        index.add(task)
+    assert index.find({"question": "1 + 1?"}, {"answer": "3"}) == ROWS[1]
+    assert index.find({"question": "1 +  1? "}) == ROWS[2]
+    assert index.find({"question": "1 + 1?\n"}) in ROWS
+    assert index.find({"question": "1 + 2?"}) is None

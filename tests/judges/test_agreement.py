@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from labelled_items import item
 from sklearn.metrics import cohen_kappa_score
 
-from assay.judges.quality.agreement import MEASURES, AgreementTable, Answers, agreement, ceiling, objective_of
+from assay.judges.quality.agreement import MEASURES, AgreementTable, Answers, agreement, ceiling
 from assay.rubrics import JudgeSpec
 
 YES_NO = JudgeSpec(text="?", scale=("no", "yes"))
@@ -103,19 +103,6 @@ def test_the_ceiling_compares_each_rater_with_the_others() -> None:
     alone = ceiling([item(1, "yes")], YES_NO)
     assert alone.values["kappa"] is None
     assert alone.why["kappa"] == "no item has two raters"
-
-
-@pytest.mark.parametrize(
-    ("spec", "objective"),
-    [
-        (YES_NO, "kappa"),
-        (THREE, "weighted_kappa"),
-        (JudgeSpec(text="?", scale=("1", "2", "10"), kind="numeric"), "spearman"),
-        (JudgeSpec(text="?", scale=("a", "b", "c"), kind="nominal"), "kappa"),
-    ],
-)
-def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> None:
-    assert objective_of(spec) == objective
 
 
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])

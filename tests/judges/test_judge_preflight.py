@@ -37,12 +37,6 @@ def friendly(request: Any) -> Any:
     return {"yes": 0.9, "no": 0.1} if "lovely" in str(request.messages[-1]) else {"yes": 0.2, "no": 0.8}
 
 
-def test_unparsable_answers_do_not_stop_a_compile(labels: str) -> None:
-    with pytest.raises(ModelError) as caught:  # of the search, which could read none
-        compiled(labels, lambda request: "who knows")[1]()
-    assert "did not answer" not in str(caught.value)
-
-
 @pytest.mark.timeout(60)
 def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -56,30 +50,14 @@ def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPa
     assert model.scripted.calls == 1
 
 
-def test_a_missing_key_error_names_the_library_argument(
-    labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_key_error_names_the_library_argument(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     run = compiled(labels, friendly, reflection_model="openai/m")[1]
     with pytest.raises(
-        ModelError,
-        match=(
-            r"openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it "
-            r"\(reflection_api_key_env\)\."
-        ),
-    ):
+        ModelError, match=r"set OPENAI_API_KEY, or name the variable .*\(reflection_api_key_env\)"
+    ) as raised:
         run()
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"question": f"q{n}", "answer": "1"}) + "\n" for n in range(60))
-    )
-    with pytest.raises(ModelError) as caught:
-        assay.evaluate("math_qa", rubric="math_qa", data=str(tmp_path / "rows.jsonl"), model="openai/m")
-    message = (
-        "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). "
-        "preflight=False skips this check"
-    )
-    assert str(caught.value).endswith(message)
-    assert "(--api-key-env). --no-preflight skips" in caught.value.text(names_of(["evaluate"]))
+    assert "(--reflection-api-key-env)" in raised.value.text(names_of(["judge", "compile"]))
 
 
 def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:

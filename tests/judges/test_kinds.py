@@ -80,25 +80,13 @@ def pair(
         return judge(task_input="q", output_a=a, output_b=b)
 
 
-def prefers(text: str, strength: float = 0.8) -> Any:
-    def script(request: Any) -> dict[str, float]:
-        first = prompt_field(request, "output_a") == text
-        return {
-            "a": strength if first else 1 - strength - 0.05,
-            "b": 1 - strength - 0.05 if first else strength,
-            "tie": 0.05,
-        }
-
-    return script
-
-
 def test_a_pair_is_judged_in_both_orders() -> None:
-    lm = scripted_lm(prefers("good"), logprobs=True)
-    with dspy.context(lm=lm):
-        result, turned = (
-            PairwiseJudge()(task_input="q", output_a=a, output_b=b) for a, b in (("good", "bad"), ("bad", "good"))
-        )
-    assert (result.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
+    def prefers_good(request: Any) -> dict[str, float]:
+        first = prompt_field(request, "output_a") == "good"
+        return {"a": 0.8 if first else 0.15, "b": 0.15 if first else 0.8, "tie": 0.05}
+
+    result, turned = (pair(PairwiseJudge(), prefers_good, a=a, b=b) for a, b in (("good", "bad"), ("bad", "good")))
+    assert (result.verdict, turned.verdict) == ("a", "b")
     assert result.orders == ("a", "b")
     assert result.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
     assert result.value == pytest.approx(1 - turned.value)
@@ -218,16 +206,6 @@ def test_judges_are_loaded_from_files(tmp_path: Path) -> None:
     assert isinstance(cascade, Cascade)
     assert isinstance(cascade.second, Jury)
     assert cascade.second.members[0].model == "openai/some"
-
-
-def test_a_criterion_may_be_a_judge(tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("text: Kind?\n")
-    (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: clear, judge: 'Clear?'}\n- {name: kind, judge: {use: one.yaml}}\n"
-    )
-    assert [load_judge(f"{tmp_path}/r.yaml:{name}").spec.text for name in ("clear", "kind")] == ["Clear?", "Kind?"]
-    with pytest.raises(RubricError, match="judge criteria: clear, kind"):
-        load_judge(f"{tmp_path}/r.yaml:other")
 
 
 def test_a_compiled_judge_next_to_a_rubric_goes_before_the_shipped_one_of_its_name(tmp_path: Path) -> None:

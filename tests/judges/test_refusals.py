@@ -8,10 +8,8 @@ import pytest
 from dspy import lm15
 from dspy.lm15 import TokenLogprob, TopLogprob
 
-from assay.errors import ConfigError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.deciding import JudgeDecider
-from assay.judges.loading import load_judge
 from assay.models import get_lm, with_recording
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import ScriptedEngine, scripted_lm
@@ -137,12 +135,6 @@ def test_a_verdict_in_json_is_read_whatever_stands_beside_it() -> None:
         assert judge(task_input="q", output="x").verdict == "yes"
 
 
-def test_more_labels_than_letters_are_written() -> None:
-    hundred = {"text": "Percent?", "scale": tuple(map(str, range(101))), "kind": "numeric"}
-    with dspy.context(lm=scripted_lm(lambda request: '{"verdict": "73"}', logprobs=True)):
-        assert PointwiseJudge(hundred)(task_input="q", output="x").verdict == "73"
-
-
 GOOD = JudgeSpec(text="Is it good?")
 REFUSAL = {"I": 0.9975, "yes": 0.0014, "no": 0.0001}
 
@@ -195,21 +187,6 @@ def test_a_refusal_is_unscored_whatever_the_other_probabilities() -> None:
 def test_a_refusal_in_any_words_is_unscored(probabilities: dict[str, float]) -> None:
     with pytest.raises(NoGrade, match="no verdict: the model puts"):
         judged(PointwiseJudge(GOOD), lambda request: probabilities)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, True, "much"])
-def test_min_mass_out_of_range_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="min_mass"):
-        PointwiseJudge(GOOD, min_mass=value)
-
-
-def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
-    (tmp_path / "j.yaml").write_text("text: Is it good?\nmin_mass: 0.5\n")
-    judge = load_judge(tmp_path / "j.yaml")
-    assert isinstance(judge, PointwiseJudge)
-    assert PointwiseJudge(**judge.config).min_mass == 0.5
-    assert "min_mass" not in PointwiseJudge(GOOD).config, "judges that leave the default keep their version"
-    assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
 
 
 def test_a_listwise_judge_falls_back_to_written_verdicts() -> None:

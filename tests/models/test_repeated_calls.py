@@ -43,30 +43,6 @@ def in_pool(ask: Callable[[], str]) -> list[str]:
         return list(pool.map(lambda _: ask(), range(3)))
 
 
-def in_threads(ask: Callable[[], str]) -> list[str]:
-    answers: list[str] = []
-    threads = [threading.Thread(target=lambda: answers.append(ask())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
-
-
-class Asking(dspy.Module):
-    def __init__(self, ask: Callable[[], str]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def forward(self) -> Any:
-        return self.ask()
-
-
-def in_parallel(ask: Callable[[], str]) -> list[str]:
-    pairs = [(Asking(ask), dspy.Example().with_inputs())] * 3
-    return list(dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs))
-
-
 def answers(
     program: dspy.Module,
     cache: ResponseCache | None,
@@ -86,7 +62,7 @@ def answers(
     return json.loads(run.prediction.answer), lm.scripted.calls
 
 
-WAYS = pytest.mark.parametrize("way", [in_turn, in_pool, in_threads, in_parallel])
+WAYS = pytest.mark.parametrize("way", [in_turn, in_pool])
 
 
 @WAYS

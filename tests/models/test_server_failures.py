@@ -1,14 +1,16 @@
-"""Servers that answer 429 and 500, hang, or break off: a clear error, and every attempt is counted."""
+"""Servers that answer 429 and 500, hang, or break off; recordings and files that they are sent."""
 
 import json
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import dspy
 import pytest
 from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
+from prompt_server import serving
 
 from assay.errors import FailureKind
 from assay.models import Call, Meter, get_lm, with_recording
@@ -155,3 +157,44 @@ def test_a_self_hosted_server_that_refuses_schemas_gets_none_from_then_on(server
     assert ["response_format" in body for body in Handler.requests] == [True, False]
     assert (meter.usage.calls, meter.usage.errors) == (2, 1)
     assert [call.error is None for call in calls] == [False, True]
+
+
+class Ask(dspy.Signature):
+    """Answer."""
+
+    recording: dspy.Audio = dspy.InputField()
+    paper: dspy.File = dspy.InputField()
+    image: dspy.Image = dspy.InputField()
+    question: str = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+
+@pytest.mark.parametrize("form", [dspy.ChatAdapter, dspy.XMLAdapter, dspy.JSONAdapter])
+@pytest.mark.parametrize(
+    ("paper", "sent"),
+    [
+        (
+            {"file_data": "data:application/pdf;base64,JVBERi0xLjQ=", "filename": "a.pdf"},
+            {"filename": "file.pdf", "file_data": "data:application/pdf;base64,JVBERi0xLjQ="},
+        ),
+        ({"file_id": "file-1"}, {"file_id": "file-1"}),
+    ],
+)
+def test_media_are_sent_as_the_chat_api_takes_them(
+    form: Any, paper: dict[str, str], sent: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    pixel = "data:image/png;base64,AAAA"
+    with serving() as server:
+        with dspy.context(lm=get_lm("openai/main", api_base=server.url), adapter=form()):
+            found = dspy.Predict(Ask)(
+                recording=dspy.Audio(data="UklGRg==", audio_format="mp3"), paper=dspy.File(**paper),
+                image=dspy.Image(pixel), question="What is 3 + 1?",
+            )  # fmt: skip
+        blocks = server.last["messages"][-1]["content"]
+    assert found.answer in ("4", "5")
+    assert [block for block in blocks if block["type"] != "text"] == [
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "mp3"}},
+        {"type": "file", "file": sent},
+        {"type": "image_url", "image_url": {"url": pixel}},
+    ]

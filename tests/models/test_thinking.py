@@ -144,13 +144,6 @@ def test_invalid_budgets_are_refused(value: Any) -> None:
         Thinking.of(value)
 
 
-@pytest.mark.parametrize("value", [10**12, "1" * 30, 2**31])
-def test_a_budget_that_no_engine_can_read_is_refused_with_the_largest_one(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"must be at most 2147483647 tokens; auto sets no limit"):
-        Thinking.of(value)
-    assert Thinking.of(2**31 - 1) == Thinking(tokens=2**31 - 1)
-
-
 REQUEST = {
     "config": {
         "response_format": {"schema": {"properties": {"thought": {"maxLength": 64}, "answer": {}}, "type": "object"}}

@@ -17,7 +17,7 @@ from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import CodeRepair, load_program
 from assay.programs.sandbox import available
 from assay.rubrics import load_rubric
-from assay.shipped.programs.code_repair.edits import Edit, applied, replacement_of
+from assay.shipped.programs.code_repair.edits import Edit, applied
 from assay.testing import scripted_lm
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
@@ -210,23 +210,6 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
     longer = FIXED.replace("    return", "    values = list(values)\n    return")
     # tests 3 of 3, no hacks 1 of 1, and the diff has 3 changed statements where 2 are needed: (3 + 1 + 2/3) / 5
     assert rubric.score(task, dspy.Prediction(code=longer)).value == pytest.approx((3 + 1 + 2 / 3) / 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("return x", "return x"),
-        ("    return x\n", "    return x"),
-        ("3: return x", "return x"),
-        ("  3:     return x", "    return x"),
-        ("```python\nreturn x\n```", "return x"),
-        ("`return x`", "return x"),
-        ("x = {3: 4}", "x = {3: 4}"),
-        ("30: x", "30: x"),
-    ],
-)
-def test_a_replacement_is_read_without_its_wrapping(text: str, expected: str) -> None:
-    assert replacement_of(text, 3) == expected
 
 
 @pytest.mark.parametrize(

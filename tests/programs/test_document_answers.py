@@ -1,26 +1,22 @@
 """`answer_from_documents`: search, answer, abstention, hostile documents, and runs that follow the labels."""
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
-from dspy import lm15
-from dspy.lm15 import TokenLogprob, TopLogprob
 
 import assay
 from assay.datasets import load_tasks
-from assay.errors import ConfigError, EnvironmentFailed, ProgramError
+from assay.errors import EnvironmentFailed
 from assay.evaluation import RecordedProgram, Session
-from assay.models import Caps, Meter, with_recording
+from assay.models import Caps, Meter
 from assay.optimizers.prompts.demonstrations import explore, with_demos
-from assay.programs import AnswerFromDocuments, TextRetriever, load_program
+from assay.programs import AnswerFromDocuments
 from assay.rubrics import load_rubric
 from assay.shipped.programs.answer_from_documents.program import ABSTAINED
-from assay.testing import ScriptedEngine, scripted_lm
+from assay.testing import scripted_lm
 from assay.traces import Recorder, Store
 
 DOCUMENTS = [
@@ -71,37 +67,6 @@ def test_the_program_abstains_if_no_passage_answers() -> None:
     assert [len(search["passages"]) for search in result.searches] == [2, 0]
     assert [search["abstained"] for search in result.searches] == [True, True]
     assert run(reader("38 metres"), [{"text": "Nothing about it."}]).abstained
-
-
-class Chances(ScriptedEngine):
-    """Writes `answers: no` for every passage, with the probability of yes that `chance` gives for its prompt."""
-
-    def __init__(self, chance: Callable[[str], float]) -> None:
-        super().__init__(lambda _: "", logprobs=True)
-        self.chance = chance
-
-    def complete(self, request: Any) -> Any:
-        asked = str(request.system).rpartition("Reply with:")[2]
-        assert "sure:" not in asked
-        spelled, text = (), "query: high" if "query:" in asked else "answer: 38 metres"
-        if "answers:" in asked:
-            yes = self.chance(str(request.messages[-1].text))
-            top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in (("no", 1 - yes), ("yes", yes)))
-            label = TokenLogprob(token="answers: ", logprob=0.0, top=())
-            spelled, text = (label, TokenLogprob(token="no", logprob=math.log(1 - yes), top=top)), "answers: no"
-        return lm15.Response(
-            id=None, model=request.model, message=lm15.Message.assistant([lm15.TextPart(text)]), finish_reason="stop",
-            usage=lm15.Usage(input_tokens=1, output_tokens=1), logprobs=spelled,
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(("threshold", "abstained"), [(0.3, False), (0.5, True)])
-def test_probabilities_decide_where_the_engine_has_them(threshold: float, abstained: bool) -> None:
-    """A probability of 0.4 is enough at a threshold of 0.3, though the model writes no."""
-    engine = Chances(lambda prompt: 0.4 if "38 metres" in prompt else 0.1)
-    lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0))
-    agent = AnswerFromDocuments(prompt_format="lean")
-    assert run(lm, agent=agent, tool_usage_threshold=threshold).abstained is abstained
 
 
 def test_instructions_in_documents_are_marked_as_data() -> None:
@@ -156,17 +121,6 @@ def test_a_retriever_that_fails_is_not_the_agents_failure(result: Any, message: 
     agent = AnswerFromDocuments(retriever=Retrieves(result))
     with dspy.context(lm=reader("38 metres")), pytest.raises(EnvironmentFailed, match=message):
         agent(question=QUESTION)
-
-
-def test_an_artifact_does_not_lose_a_custom_retriever() -> None:
-    agent = AnswerFromDocuments(retriever=TextRetriever([document["text"] for document in DOCUMENTS]))
-    with dspy.context(lm=reader("38 metres")):
-        assert agent(question=QUESTION).answer == "38 metres"
-    with pytest.raises(ProgramError, match="an object, which an artifact cannot contain"):
-        load_program("answer_from_documents", config=agent.config)
-    assert load_program("answer_from_documents", config=AnswerFromDocuments(k=3).config).k == 3
-    with pytest.raises(ConfigError, match="k=0 must be an integer >= 1"):
-        AnswerFromDocuments(k=0)
 
 
 def test_a_run_is_recorded_scored_and_credited(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Modules and types of DSPy as programs: evaluated, compiled, loaded elsewhere, collected and exported."""
+"""Modules and types of DSPy as programs, and programs of other people's shape, from evaluation to export."""
 
 import base64
 import json
@@ -7,6 +7,8 @@ from typing import Any
 
 import dspy
 import pytest
+from program_steps import PROGRAMS, compiles, evaluates, laid_out, stops_at_a_cap
+from prompt_server import serving
 
 import assay
 from assay.deployment import load_artifact
@@ -38,47 +40,17 @@ class Two(dspy.Module):
     def forward(self, question):
         return self.solve(question=question, plan=self.plan(question=question).plan)
 
-class Thinks(dspy.Signature):
-    """Answer."""
-    question: str = dspy.InputField()
-    thought: dspy.Reasoning = dspy.OutputField()
-    answer: str = dspy.OutputField()
-
-class Talks(dspy.Signature):
-    """Answer."""
-    question: str = dspy.InputField()
-    history: dspy.History = dspy.InputField()
-    answer: str = dspy.OutputField()
-
-class Sees(dspy.Signature):
-    """Answer."""
-    question: str = dspy.InputField()
-    picture: dspy.Image = dspy.InputField()
-    answer: str = dspy.OutputField()
-
-class Reads(dspy.Signature):
-    """Answer."""
-    question: str = dspy.InputField()
-    document: dspy.File = dspy.InputField()
-    answer: str = dspy.OutputField()
-
-class Hears(dspy.Signature):
-    """Answer."""
-    question: str = dspy.InputField()
-    sound: dspy.Audio = dspy.InputField()
-    answer: str = dspy.OutputField()
-
 predict = dspy.Predict("question -> answer")
 thought = dspy.ChainOfThought("question -> answer")
 react = dspy.ReAct("question -> answer", tools=[lookup])
 react2 = dspy.ReActV2("question -> answer", tools=[lookup])
 best = dspy.BestOfN(Two(), N=2, reward_fn=always, threshold=1.0)
 refine = dspy.Refine(Two(), N=2, reward_fn=always, threshold=1.0)
-reasoning = dspy.Predict(Thinks)
-history = dspy.Predict(Talks)
-image = dspy.Predict(Sees)
-file = dspy.Predict(Reads)
-audio = dspy.Predict(Hears)
+reasoning = dspy.Predict("question -> thought: dspy.Reasoning, answer")
+history = dspy.Predict("question, history: dspy.History -> answer")
+image = dspy.Predict("question, picture: dspy.Image -> answer")
+file = dspy.Predict("question, document: dspy.File -> answer")
+audio = dspy.Predict("question, sound: dspy.Audio -> answer")
 rlm = dspy.RLM("question -> answer", interpreter_factory=dspy.LocalInterpreter)
 parallel = dspy.Parallel()
 '''
@@ -168,3 +140,21 @@ def test_fields_that_a_module_fills_itself_are_not_inputs_or_outputs(path: Path,
     assert fields is not None
     assert list(fields.inputs) == ["question"]
     assert list(fields.outputs) == ["answer"]
+
+
+OPTIMIZERS = {"hops": "auto", "tools": "mipro", "structured": "gepa", "concurrent": "simba"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_server_sees_the_calls_that_are_reported_stored_and_capped(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        monkeypatch.setenv("PROGRAMS_SERVER", server.url)
+        place = laid_out(tmp_path / program, program, server)
+        evaluates(place)
+        stops_at_a_cap(place)
+        if program in OPTIMIZERS:
+            assert compiles(place, OPTIMIZERS[program]).is_dir()

@@ -55,59 +55,33 @@ class Raises(Corridor):
         raise RuntimeError("out of order")
 
 
-class NotANumber(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        return EnvironmentStep(observation="", reward=math.nan)
+def corridor(name: str, **methods: Any) -> type[Corridor]:
+    """An environment with other methods: what each returns, or the exception that it raises."""
 
+    def doing(result: Any) -> Any:
+        def method(self: Any, *arguments: Any) -> Any:
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
-class Enormous(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        return EnvironmentStep(observation="", reward=1.7e308)
+        return method
 
-
-class Floods(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        return EnvironmentStep(observation="x" * 100_001)
-
-
-class Bare(Corridor):
-    def step(self, action: str) -> Any:
-        return "Field 1", 0.0, False
-
-
-class Leaves(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        raise SystemExit(3)
-
-
-class Interrupts(Corridor):
-    def reset(self, task: Task) -> EnvironmentStep:
-        raise KeyboardInterrupt
-
-
-class Finished(Corridor):
-    def reset(self, task: Task) -> EnvironmentStep:
-        return EnvironmentStep(observation="Over.", done=True)
-
-
-class Unbuilt(Corridor):
-    def __init__(self) -> None:
-        raise OSError("no display")
+    return type(name, (Corridor,), {method: doing(result) for method, result in methods.items()})
 
 
 MISBEHAVING = [
     (Raises, "the environment Raises raised RuntimeError: out of order in step('right')"),
     (Hangs, "the environment Hangs gave no result of step('right') after 0.3 s"),
-    (NotANumber, "reward=nan must be a finite number"),
-    (Enormous, "the environment Enormous gave rewards that add up to inf"),
-    (Floods, "observation has 100,001 characters; it must have at most 100,000"),
-    (Bare, "which is not an EnvironmentStep"),
-    (Leaves, "raised SystemExit"),
-    (Interrupts, "raised KeyboardInterrupt"),
-    (Finished, "returned done=True from reset(task)"),
-    (Unbuilt, "the environment Unbuilt raised OSError: no display in its constructor"),
+    (corridor("Enormous", step=EnvironmentStep(observation="", reward=1.7e308)),
+     "the environment Enormous gave rewards that add up to inf"),
+    (corridor("Bare", step=("Field 1", 0.0, False)), "which is not an EnvironmentStep"),
+    (corridor("Leaves", step=SystemExit(3)), "raised SystemExit"),
+    (corridor("Interrupts", reset=KeyboardInterrupt()), "raised KeyboardInterrupt"),
+    (corridor("Finished", reset=EnvironmentStep(observation="", done=True)), "returned done=True from reset(task)"),
+    (corridor("Unbuilt", __init__=OSError("no display")),
+     "the environment Unbuilt raised OSError: no display in its constructor"),
     (dict, "the environment dict is a dict: it needs reset(task), step(action) and close()"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("environment", "message"), MISBEHAVING, ids=lambda value: getattr(value, "__name__", ""))
@@ -123,14 +97,9 @@ def evaluated(environment: Any, rubric: Rubric, tmp_path: Any, actions: str = "r
     lm = scripted_lm(lambda request: json.dumps({"action": actions}))
     return assay.evaluate(
         EnvironmentAgent(environment, "Walk right to the door.", inputs=["length"], timeout_s=0.3),
-        rubric=rubric,
-        data=[{"length": length, "split": "test"} for length in (1, 2, 3)],
-        split="test",
-        lm=lm,
-        store=tmp_path / "a.db",
-        threads=2,
-        **{"preflight": False, **options},
-    )
+        rubric=rubric, data=[{"length": length, "split": "test"} for length in (1, 2, 3)], split="test", lm=lm,
+        store=tmp_path / "a.db", threads=2, **{"preflight": False, **options},
+    )  # fmt: skip
 
 
 DOOR = Rubric(
@@ -163,11 +132,7 @@ def test_failures_of_an_environment_are_counted_and_unscored(tmp_path: Any) -> N
     assert [score for score in evaluation.scores.values() if not math.isnan(score)] == [1.0]
     with Store(tmp_path / "a.db") as store:
         rollouts = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
-    assert [rollouts[length].failure for length in (1, 2, 3)] == [
-        None,
-        FailureKind.ENVIRONMENT,
-        FailureKind.ENVIRONMENT,
-    ]
+    assert [rollouts[length].failure for length in (1, 2, 3)] == [None, *[FailureKind.ENVIRONMENT] * 2]
     assert [rollouts[length].score for length in (2, 3)] == [None, None]
     assert "gave no result of step('right') after 0.3 s" in str(rollouts[2].error)
 
@@ -219,6 +184,8 @@ def test_seeds_come_from_the_task() -> None:
 def test_steps_and_agents_refuse_wrong_values() -> None:
     for wrong in (
         {"observation": 3},
+        {"observation": "x" * 100_001},
+        {"reward": math.nan},
         {"reward": math.inf},
         {"reward": True},
         {"reward": "1"},

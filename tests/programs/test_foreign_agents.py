@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policy_stage import scripted_policy
+from policy_stage import TASK, scripted_policy, trained, training
 
-import assay
-from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, FailureKind
-from assay.evaluation import RecordedProgram, Session
-from assay.models import Caps, Meter, with_recording
+from assay.evaluation import Session
+from assay.models import Caps
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import LanguageModel, lm_over
-from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import (
     AgentFailed,
@@ -34,10 +31,9 @@ from assay.programs.foreign.runners import (
     RunnerLost,
     runner_of,
 )
-from assay.traces import Recorder, Store
+from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 
-TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})
 CLIENT = """
 import json, os, sys, urllib.request
 
@@ -71,24 +67,15 @@ class AgentHost:
 
     def run(self, agent: AgentRunner | ForeignAgent, *, timeout_s: float = 60.0) -> Any:
         """The scored prediction of a run as a training makes it; None if it took too long."""
-        recorded = RecordedProgram(agent if isinstance(agent, ForeignAgent) else self.program(agent), self.session)
-        recorded.set_parameters({"temperature": 1.0})
-        return TimeoutPool(calls_of([(recorded, TASK)], self.session), 1, timeout_s).finished(None)[0]
-
-
-def _said(task: Any, prediction: Any, rollout: Any) -> bool:
-    return "answer" in prediction
+        program = agent if isinstance(agent, ForeignAgent) else self.program(agent)
+        return trained(program, self.session, timeout_s)
 
 
 @contextmanager
 def hosting(policy: LanguageModel, folder: Path) -> Iterator[AgentHost]:
-    store, meter = Store(folder / "a.db"), Meter()
-    recorder = Recorder(store, run_id="r")
-    lm = with_recording(policy, meter=meter, observers=[recorder.observe])
-    rubric = assay.Rubric("said", [assay.Criterion(name="said", check=_said)])
-    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="the agent")
-    session.register([TASK])
-    gateway = PolicyGateway(store, lm.model, accepts=["gpt-5-mini"])
+    store = Store(folder / "a.db")
+    session = training(policy, store)
+    gateway = PolicyGateway(store, session.lm.model, accepts=["gpt-5-mini"])
     yield AgentHost(session, gateway, store)
     gateway.close()
     store.close()

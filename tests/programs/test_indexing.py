@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from assay.cli.main import group
 from assay.commands.index import IndexReport
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs import DocumentIndex, Memory
-from assay.programs.retrieval import building as folders
 from assay.traces.store.location import store_url
 
 
@@ -112,30 +110,6 @@ def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
     assert report.added + report.unchanged == report.documents == 3002
     assert report.unchanged >= 200
     assert rows("s.db")[:2] == (report.documents, report.passages)
-
-
-def test_unfinished_rows_of_a_large_file_are_not_found_and_are_removed(
-    docs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (docs / "log.txt").write_text("".join(f"Entry {number} of the Calder log.\n" for number in range(60_000)))
-    real = folders.open_text.blocks
-
-    def blocks(self: Any) -> Iterator[str]:
-        for number, block in enumerate(real(self)):
-            if number == 20:
-                raise KeyboardInterrupt
-            yield block
-
-    with monkeypatch.context() as patched:
-        patched.setattr(folders.open_text, "blocks", blocks)
-        with pytest.raises(KeyboardInterrupt):
-            assay.index(docs, store="s.db", passage_chars=200)
-    with pytest.raises(StoreError, match="no index"):
-        sources("s.db", "Calder log")
-    assert rows("s.db")[1] > 1000
-    report = assay.index(docs, store="s.db", passage_chars=200)
-    assert rows("s.db")[:2] == (3, report.passages)
-    assert sources("s.db", "Calder log entry 59999") == ["log.txt"] * 5
 
 
 def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:

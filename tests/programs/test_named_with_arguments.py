@@ -5,11 +5,9 @@ from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 from own_programs import RUBRIC, answer, rows
 
 import assay
-from assay.cli.main import group
 from assay.errors import ProgramError
 from assay.programs.loading import load_program
 from assay.testing import scripted_lm
@@ -112,12 +110,3 @@ def test_missing_arguments_are_named_with_a_way_to_give_them(place: Path) -> Non
     for wrong in ("mine.py:QA(3)", "mine.py:QA(k=open('x'))", "mine.py:QA(k=)"):
         with pytest.raises(ProgramError, match="literals"):
             compiled(wrong)
-
-
-@pytest.mark.parametrize("name", ["mine.py:solve", "mine.py:made_with", "mine:solve"])
-def test_compiling_a_function_says_what_to_do_instead(place: Path, name: str) -> None:
-    with pytest.raises(ProgramError, match=r"dspy\.Predict"):
-        compiled(name)
-    result = CliRunner().invoke(group, ["compile", name, "--rubric", "r.yaml", "--data", "rows.jsonl"])
-    assert result.exit_code in (1, 2)
-    assert isinstance(result.exception, ProgramError | SystemExit)

@@ -1,6 +1,5 @@
 """Artifacts run in any folder: the files and packages that a program uses from its own folder are in them."""
 
-import json
 import os
 import pickle
 import shutil
@@ -10,7 +9,7 @@ from typing import Any
 
 import dspy
 import pytest
-from own_programs import RUBRIC, answer, rows
+from own_programs import RUBRIC, answer, rows, source
 
 import assay
 from assay.errors import ArtifactError
@@ -50,10 +49,6 @@ def compiled_in(home: Path, files: dict[str, str], name: str, **options: Any) ->
         out=home / options.pop("out", "artifact"), store=home / "a.db", lm=scripted_lm(answer), optimizer="labeled",
         **options,
     )  # fmt: skip
-
-
-def source(artifact: Path) -> list[str]:
-    return sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"])
 
 
 @pytest.fixture

@@ -19,20 +19,6 @@ SPLITS = ("train", "val", "gate", "test")
 ROWS = [{"question": f"What is {i} + 0?", "answer": str(i), "split": SPLITS[i % 4]} for i in range(8)]
 
 
-def rubric() -> Any:
-    from assay.rubrics import Criterion, Rubric
-
-    return Rubric(
-        "r",
-        [
-            Criterion(
-                name="right",
-                check=lambda task, prediction, rollout: float(prediction["answer"] == task.expected["answer"]),
-            )
-        ],
-    )
-
-
 def adds(question: str) -> str:
     return question.split()[2]
 
@@ -90,24 +76,13 @@ class Adder:
         return {"answer": adds(task["question"]), "steps_allowed": self.seen["max_steps"]}
 
 
-def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> None:
-    agent = Adder()
-    for program in (adds, agent, Adder):
-        report = assay.evaluate(
-            program,
-            rubric=rubric(),
-            data=ROWS,
-            lm=scripted_lm(as_answer),
-            parameters={} if program is adds else {"max_steps": 7},
-        )
+def test_functions_agents_classes_and_modules_are_evaluated() -> None:
+    agent, module = Adder(), dspy.Predict("question -> answer")
+    for program, data in ((adds, ROWS), (agent, ROWS), (Adder, ROWS), (module, EXAMPLES)):
+        options = {"parameters": {"max_steps": 7}} if program in (agent, Adder) else {}
+        report = assay.evaluate(program, rubric="exact", data=data, lm=scripted_lm(as_answer), **options)
         assert report.to_dict()["result"]["score"] == 1.0
     assert agent.seen["max_steps"] == 7
-    assert (
-        assay.evaluate(
-            dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, lm=scripted_lm(as_answer)
-        ).to_dict()["result"]["score"]
-        == 1
-    )
 
 
 def test_a_program_that_changes_its_inputs_does_not_change_the_task(tmp_path: Path) -> None:
@@ -120,7 +95,7 @@ def test_a_program_that_changes_its_inputs_does_not_change_the_task(tmp_path: Pa
         return "1"
 
     rows = [{"inputs": {"numbers": [1], "form": {"fields": ["day"]}}, "expected": {"answer": "1"}, "split": "val"}]
-    report = assay.evaluate(appends, rubric=rubric(), data=rows, samples=2, threads=1, store=tmp_path / "s.db")
+    report = assay.evaluate(appends, rubric="exact", data=rows, samples=2, threads=1, store=tmp_path / "s.db")
     assert seen == [([1], ["day"])] * 3  # the preflight is one of them
     with assay.traces.Store(tmp_path / "s.db") as store:
         assert [rollout.inputs["numbers"] for rollout in store.rollouts()] == [[1]] * 3

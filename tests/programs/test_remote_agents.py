@@ -3,31 +3,25 @@
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from policy_stage import scripted_policy
+from policy_stage import scripted_policy, trained, training
 
-import assay
-from assay.datasets import Task
 from assay.errors import AssayError, ConfigError, FailureKind
-from assay.evaluation import RecordedProgram, Session
-from assay.models import Meter, with_recording
-from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
+from assay.evaluation.executors import in_background
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
 from assay.programs.foreign.runners import CallableRunner
-from assay.traces import Recorder, Store
+from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases
 
 KEY = "key-of-the-runners"
-TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})
 AGENT = """
 import json, os, urllib.request
 
@@ -54,12 +48,8 @@ class Trainer:
 
     def __init__(self, folder: Path, leases: Leases) -> None:
         self.store, self.leases = Store(folder / "a.db"), leases
-        recorder = Recorder(self.store, run_id="r")
-        lm = with_recording(scripted_policy(), meter=Meter(), observers=[recorder.observe])
-        rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
-        self.session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=lm.recording.meter)
-        self.session.register([TASK])
-        self.gateway = PolicyGateway(self.store, lm.model, key=KEY)
+        self.session = training(scripted_policy(), self.store)
+        self.gateway = PolicyGateway(self.store, self.session.lm.model, key=KEY)
         self.gateway.add_routes(leases.add_to)
         self.gateway.add_routes(lambda app: app.middlewares.append(self._proxy))
         self.faults: list[str] = []  # ends of paths, whose next request gets a 503
@@ -80,17 +70,12 @@ class Trainer:
         return web.Response(status=503, text="the upstream is not there")
 
     def run(self, *, timeout_s: float = 60.0) -> Any:
-        calls = calls_of([(RecordedProgram(self.program, self.session), TASK)], self.session)
-        return TimeoutPool(calls, 1, timeout_s).finished(None)[0]
+        return trained(self.program, self.session, timeout_s)
 
     def lease(self) -> dict[str, Any]:
         leased = self.server.post("/assay/tasks/lease", {"runner": "by hand"})
         assert leased is not None
         return leased
-
-
-def said(task: Any, prediction: Any, rollout: Any) -> bool:
-    return "answer" in prediction
 
 
 @pytest.fixture
@@ -101,33 +86,11 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     trainer.store.close()
 
 
-class Later(threading.Thread):
-    """A function in a thread, with its result."""
-
-    def __init__(self, function: Any, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(daemon=True)
-        self.call, self.result, self.error = (function, arguments, keywords), None, None
-        self.start()
-
-    def run(self) -> None:
-        function, arguments, keywords = self.call
-        try:
-            self.result = function(*arguments, **keywords)
-        except Exception as error:
-            self.error = error
-
-    def value(self) -> Any:
-        self.join(60)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-
-def working(trainer: Trainer, runner: Any, lines: list[str] | None = None) -> Later:
-    """A runner of one task, in a thread; what it says is appended to `lines`."""
+def working(trainer: Trainer, runner: Any, lines: list[str] | None = None) -> Callable[[], Any]:
+    """Starts a runner of one task, whose result the function returns; what it says is appended to `lines`."""
     say = (lambda _: None) if lines is None else lines.append
-    return Later(work, runner, TaskServer(trainer.server.url, KEY), patience_s=120, say=say, tasks=1)
+    server = TaskServer(trainer.server.url, KEY)
+    return in_background(lambda: work(runner, server, patience_s=120, say=say, tasks=1))
 
 
 @pytest.mark.slow
@@ -146,15 +109,15 @@ def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer:
 
 
 def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
-    run = Later(trainer.run)
+    run = in_background(trainer.run)
     lost = trainer.lease()  # and never heard of again
     patient_until = time.monotonic() + 120
     while not trainer.program.counts["lost"] and time.monotonic() < patient_until:
         time.sleep(0.05)
     trainer.leases.heartbeat_s = 20.0  # the next one may load the model meanwhile
     done = working(trainer, CallableRunner(solve))
-    assert run.value().prediction.answer
-    assert done.value() == {"done": 1}
+    assert run().prediction.answer
+    assert done() == {"done": 1}
     with pytest.raises(Exception, match="a late one is not taken"):
         trainer.server.post(f"/assay/tasks/{lost['lease']}/result", {"answer": {"answer": "late"}})
     assert trainer.program.notes() == [
@@ -192,7 +155,7 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
     (runner, runs), lines = slow_agent(trainer), list[str]()
     done = working(trainer, runner, lines)
     rollout = trainer.run().rollout
-    assert done.value() == {"done": 1}
+    assert done() == {"done": 1}
     assert (rollout.status, rollout.score, runs) == ("done", 1.0, [rollout.id])
     assert trainer.faults == []
     assert trainer.program.notes() == []
@@ -207,13 +170,13 @@ def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(
     trainer.faults, trainer.lasting = ["alive"], True
     runner, runs = slow_agent(trainer)
     done = working(trainer, runner)
-    run = Later(trainer.run)
-    assert done.value() == {"lost": 1}
+    run = in_background(trainer.run)
+    assert done() == {"lost": 1}
     trainer.faults.clear()
     trainer.leases.heartbeat_s = 20.0
     done = working(trainer, runner)
-    rollout = run.value().rollout
-    assert done.value() == {"done": 1}
+    rollout = run().rollout
+    assert done() == {"done": 1}
     assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
     assert trainer.program.notes() == ["1 run lost the process that ran the agent"]
 
@@ -232,7 +195,7 @@ def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, a
     runner = CallableRunner(lambda task: {"answer": answer})
     done = working(trainer, runner)
     rollout = trainer.run().rollout
-    assert done.value() == {"failed": 1}
+    assert done() == {"failed": 1}
     assert re.search(reason, rollout.error)
     assert rollout.score == 0.0
 

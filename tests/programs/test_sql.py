@@ -267,14 +267,6 @@ def test_a_guided_run_shows_the_expected_query_with_the_tables(library: str) -> 
     assert (inputs["question"], output.sql) == ("How many authors?", "SELECT COUNT(*) FROM Author")
 
 
-@pytest.mark.parametrize("expected", [{}, {"sql": ""}, {"sql": None}, {"sql": 3}, {"rows": [[40]]}])
-def test_a_task_without_an_expected_query_is_not_guided(library: str, expected: dict[str, Any]) -> None:
-    lm, prompts = answering("SELECT COUNT(*) FROM Author")
-    with dspy.context(lm=lm, trace=[], assay_guide=expected):
-        assert TextToSQL()(question="How many authors?", database=library).rows == [[40]]
-    assert len(prompts) == 1
-
-
 @pytest.fixture
 def indexed(tmp_path: Path) -> str:
     with closing(sqlite3.connect(tmp_path / "notes.db")) as made, made:

@@ -18,7 +18,6 @@ from assay.errors import ProgramError
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.programs import Agent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
@@ -41,14 +40,6 @@ def by_thread(ask: Callable[[int], Any]) -> None:
         thread.join()
 
 
-def by_timer(ask: Callable[[int], Any]) -> None:
-    timers = [threading.Timer(0, ask, [part]) for part in range(3)]
-    for timer in timers:
-        timer.start()
-    for timer in timers:
-        timer.join()
-
-
 def by_pool(ask: Callable[[int], Any]) -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(ask, range(3)))
@@ -66,12 +57,6 @@ def by_asyncio(ask: Callable[[int], Any]) -> None:
     asyncio.run(all_parts())
 
 
-def by_thread_in_thread(ask: Callable[[int], Any]) -> None:
-    outer = threading.Thread(target=by_pool, args=(ask,))
-    outer.start()
-    outer.join()
-
-
 class Asking(dspy.Module):
     def __init__(self, ask: Callable[[int], Any]) -> None:
         super().__init__()
@@ -86,9 +71,7 @@ def by_parallel(ask: Callable[[int], Any]) -> None:
     dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs)
 
 
-WAYS = pytest.mark.parametrize(
-    "way", [by_thread, by_timer, by_pool, by_thread_pool, by_asyncio, by_thread_in_thread, by_parallel]
-)
+WAYS = pytest.mark.parametrize("way", [by_thread, by_pool, by_thread_pool, by_asyncio, by_parallel])
 
 
 class Divided(dspy.Module):
@@ -102,23 +85,6 @@ class Divided(dspy.Module):
         return {"answer": str(len(found))}
 
 
-class DividedAgent(Agent):
-    input_names = ("question",)
-
-    def __init__(self, way: Callable[..., None]) -> None:
-        super().__init__()
-        self.part, self.way = dspy.Predict("question, part -> answer"), way
-
-    def solve(self, **inputs: Any) -> Any:
-        temperatures: list[float] = []
-
-        def ask(part: int) -> None:
-            temperatures.append(dspy.settings.lm.kwargs["temperature"])
-
-        self.way(ask)
-        return {"answer": str(temperatures.count(self.agent_parameters.temperature))}
-
-
 @WAYS
 def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[..., None]) -> None:
     running = session(threads=2)
@@ -126,14 +92,6 @@ def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[...,
     assert set(evaluation.scores.values()) == {1.0}
     assert set(evaluation.calls.values()) == {3.0}
     assert running.recorder.unrecorded.calls == 0
-
-
-@WAYS
-def test_threads_of_an_agent_have_its_parameters(way: Callable[..., None]) -> None:
-    running = session()
-    program = RecordedProgram(DividedAgent(way), running)
-    program.set_parameters({"temperature": 0.6})
-    assert set(evaluate(program, TASKS, running).scores.values()) == {1.0}
 
 
 MODULES = """

@@ -1,16 +1,12 @@
 """Tools and their schemas: what is taken as a tool, what engines and prompts get, and arguments checked by it."""
 
 import json
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import dspy
 import pydantic
 import pytest
 
-from assay.errors import ProgramError
-from assay.programs import McpServer, ToolUser
 from assay.programs.toolbox import arguments_type, checked_arguments, function_tool, plain_schema, signature_line
 
 AREA = plain_schema(
@@ -93,38 +89,6 @@ def test_references_are_resolved_within_the_schema_and_recursion_ends() -> None:
 def test_a_missing_schema_is_an_open_object(schema: Any) -> None:
     assert plain_schema(schema) == {"type": "object"}
     assert checked_arguments(plain_schema(schema), {"a": [1]}) == ({"a": [1]}, None)
-
-
-def double(n: int) -> int:
-    """Doubles a number."""
-    return 2 * n
-
-
-def counted(n: int) -> Iterator[int]:
-    yield from range(n)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"tools": None}, r"^tools=None must be a list of functions$"),
-        ({"tools": double}, r"^tools=<function double .* must be a list of functions; write tools=\[<function double"),
-        ({"tools": "double"}, "^tools='double' must be a list of functions$"),
-        ({"servers": "python server.py"}, "^servers='python server.py' must be a list of McpServer objects$"),
-        ({"servers": McpServer(["x"])}, r"must be a list of McpServer objects; write servers=\["),
-        ({"servers": [["python", "s.py"]]}, r"servers has a list: .*; a server is McpServer\(\['python', 's.py'\]\)"),
-        ({"servers": [double]}, r"servers has a function: .*; a server is McpServer\(\['python', 'server.py'\]\)"),
-        ({"tools": [len]}, "is a builtin, which names no types: wrap it in a function"),
-        ({"tools": [partial(double, 2)]}, "is a partial, which names no types: wrap it in a function"),
-        ({"tools": [counted]}, "yields its results, which are not read: return them as a list"),
-        ({"tools": [dspy.Tool(counted)]}, "yields its results, which are not read: return them as a list"),
-    ],
-)
-def test_tools_and_servers_of_a_wrong_type_are_refused_with_the_valid_form(
-    arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ProgramError, match=message):
-        ToolUser(**arguments)
 
 
 def collecting(n: int, unit: str = "km", *more: Any, **rest: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 
-from assay.errors import ConfigError, spoken
-from assay.support.options import Count, Flag, OneOf, Pair, Parse, Positive, Settings, Share, function_of, options_of
+from assay.errors import ConfigError
+from assay.support.options import Count, Flag, OneOf, Pair, Parse, Positive, Settings, Share, function_of
 
 
 class Caps(Settings):
@@ -50,16 +50,6 @@ class Run(Caps):
 
 
 run = function_of(Run, "run")
-
-
-def test_an_option_has_help_group_bounds_and_choices_of_its_field() -> None:
-    options = options_of(Run)
-    assert options["folder"].help == "Folder; it is read once, within `max_calls`."
-    assert (options["max_calls"].group, options["n"].group) == ("Caps", "")
-    assert (options["least"].rule, options["n"].rule) == (">=0, <=1", ">=1")
-    assert (options["kind"].choices, options["colour"].choices) == (("quick", "slow"), ("red", "green"))
-    assert [options[name].flag_name for name in ("folder", "max_calls", "names")] == ["FOLDER", "--max-calls", "--name"]
-    assert [name for name, option in options.items() if option.required] == ["folder"]
 
 
 @pytest.mark.parametrize(
@@ -114,16 +104,3 @@ def test_rules_between_settings_of_a_group_hold_in_its_commands() -> None:
 def test_a_misspelt_keyword_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(TypeError, match="'max_calls'"):
         run("f", max_cals=5)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("raise `max_calls` and `n`", "raise --max_calls and --n"),
-        ("run `assay trust list`", "run `assay trust list`"),
-        ("a ` alone", "a ` alone"),
-        ("`n`", "--n"),
-    ],
-)
-def test_only_names_in_backticks_are_replaced(text: str, expected: str) -> None:
-    assert spoken(text, lambda name: f"--{name}") == expected

@@ -1,6 +1,7 @@
 """The contract suites: ours meet them, and each fails on an implementation that is broken in a known way."""
 
 import dataclasses
+import itertools
 import json
 import re
 import tempfile
@@ -26,7 +27,7 @@ from assay.programs import (
     TextRetriever,
     ToolAgent,
 )
-from assay.rubrics import Criterion, Grade, checks
+from assay.rubrics import Criterion, Grade
 from assay.testing import AnswerKeyJudge, PairKeyJudge, SyntheticAgent, scripted_lm
 from assay.testing.contracts import (
     AgentContract,
@@ -198,47 +199,7 @@ def test_a_broken_agent_fails(kind: Any, fails: set[str]) -> None:
     assert bool(type("Suite", (_Agents,), {"kind": kind}).failures()) == bool(fails)
 
 
-def _criterion(name: str, task: Mapping[str, Any], higher: Any, lower: Any, **arguments: Any) -> Any:
-    return name, Task(id="t", inputs={"question": "?"}, expected=dict(task)), higher, lower, arguments
-
-
-SHIPPED = [
-    _criterion("exact", {"answer": "4"}, "4", "5"),
-    _criterion("numeric", {"answer": "4"}, "It is 4", "It is 5"),
-    _criterion("regex", {}, "ab12", "ab", pattern=r"[a-z]+\d+"),
-    _criterion("contains", {}, "a fox", "a cat", text="fox"),
-    _criterion("one_of", {}, "yes", "maybe", values=["yes", "no"]),
-    _criterion(
-        "json_schema",
-        {},
-        '{"a": 1}',
-        '{"a": "x"}',
-        schema={"type": "object", "properties": {"a": {"type": "integer"}}},
-        field="answer",
-    ),
-    _criterion("length", {}, "long " * 50, "short", max_tokens=10),
-]
-
-
 # -- criteria
-
-
-class TestShippedChecks(CriterionContract):
-    @pytest.fixture(autouse=True, params=SHIPPED, ids=lambda case: case[0])
-    def _of(self, request: pytest.FixtureRequest) -> None:
-        self.name, self.of_task, self.high, self.low, self.arguments = request.param
-
-    def make(self) -> Criterion:
-        return Criterion(name=self.name, check=getattr(checks, self.name), arguments=self.arguments)
-
-    def task(self) -> Task:
-        return self.of_task
-
-    def higher(self) -> Mapping[str, Any]:
-        return {"answer": self.high}
-
-    def lower(self) -> Mapping[str, Any]:
-        return {"answer": self.low}
 
 
 class _Length(CriterionContract):
@@ -258,48 +219,33 @@ class _Length(CriterionContract):
         return {"answer": "a" * 40}
 
 
-_CALLS: list[int] = []
-
-
 def _sound(task: Any, prediction: Any, rollout: Any) -> Any:
     return max(0.0, 1 - len(str(prediction.get("answer", ""))) / 50)
 
 
-def _unbounded(task: Any, prediction: Any, rollout: Any) -> Any:
-    return 1 - len(str(prediction.get("answer", ""))) / 50
-
-
-def _nan(task: Any, prediction: Any, rollout: Any) -> Any:
-    return _sound(task, prediction, rollout) if prediction.get("answer") else float("nan")
-
-
-def _raises(task: Any, prediction: Any, rollout: Any) -> Any:
-    return 1 - min(50, len(prediction["answer"])) / 50
-
-
-def _turned(task: Any, prediction: Any, rollout: Any) -> Any:
-    return Grade(value=1 - _sound(task, prediction, rollout))
-
-
-def _changes(task: Any, prediction: Any, rollout: Any) -> Any:
-    return max(0.0, 1 - len(str(prediction.pop("answer", ""))) / 50)
-
-
-def _varies(task: Any, prediction: Any, rollout: Any) -> Any:
-    _CALLS.append(1)
-    return _sound(task, prediction, rollout) / len(_CALLS)
+_NUMBERS = itertools.count(1)
+_HOSTILE = "test_hostile_predictions_raise_nothing"
 
 
 @pytest.mark.parametrize(
     ("check", "fails"),
     [
         (_sound, set()),
-        (_unbounded, {"test_hostile_predictions_raise_nothing"}),
-        (_nan, {"test_hostile_predictions_raise_nothing"}),
-        (_raises, {"test_hostile_predictions_raise_nothing"}),
-        (_turned, {"test_the_higher_prediction_gets_the_higher_grade"}),
-        (_changes, {"test_task_and_prediction_are_not_changed"}),
-        (_varies, {"test_the_same_prediction_gets_the_same_grade"}),
+        (lambda task, made, rollout: 1 - len(str(made.get("answer", ""))) / 50, {_HOSTILE}),  # below 0
+        (lambda task, made, rollout: _sound(task, made, rollout) if made.get("answer") else float("nan"), {_HOSTILE}),
+        (lambda task, made, rollout: 1 - min(50, len(made["answer"])) / 50, {_HOSTILE}),  # raises
+        (
+            lambda task, made, rollout: Grade(value=1 - _sound(task, made, rollout)),
+            {"test_the_higher_prediction_gets_the_higher_grade"},
+        ),
+        (
+            lambda task, made, rollout: max(0.0, 1 - len(str(made.pop("answer", ""))) / 50),
+            {"test_task_and_prediction_are_not_changed"},
+        ),
+        (
+            lambda task, made, rollout: _sound(task, made, rollout) / next(_NUMBERS),
+            {"test_the_same_prediction_gets_the_same_grade"},
+        ),
     ],
 )
 def test_a_broken_check_fails(check: Any, fails: set[str]) -> None:
