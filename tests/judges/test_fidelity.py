@@ -1,7 +1,6 @@
 """Biases of a judge, found by edits of the user's own items, and fidelity cards of simulated users."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,11 +95,6 @@ class Raises(dspy.Module):
         raise RuntimeError("no user today")
 
 
-class Hangs(dspy.Module):
-    def forward(self, profile: Any, messages: Any) -> Any:
-        time.sleep(5)
-
-
 class Exits(dspy.Module):
     def forward(self, profile: Any, messages: Any) -> Any:
         raise SystemExit(3)
@@ -125,12 +119,6 @@ def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refus
         audit_user("rule", data=DATA)
     with pytest.raises(DataError, match="no input 'user'"):
         audit_user("rules", data="arithmetic:size=3")
-
-
-def test_a_user_that_hangs_is_given_up_after_the_time_limit(own_folder: Path) -> None:
-    report = audit_user(Hangs(), data=DATA, tasks=1, task_timeout=0.1, lm=scripted_lm(lambda request: "{}"))
-    assert (report.failed, report.passed) == (1, False)
-    assert "longer than the limit of 0.1 s" in report.why_failed[0]
 
 
 YES_NO = JudgeSpec(text="Good?")

@@ -151,15 +151,6 @@ def test_a_table_with_a_column_per_rater_gives_each_rating(tmp_path: Path, names
     assert all(item.columns == {"user_query": "a question"} for item in items)
 
 
-def test_ids_beside_a_gap_are_the_same_as_without_one() -> None:
-    rows = [
-        {"item_id": 1.0, "output": "x", "rater": 2.0, "label": "no"},
-        {"item_id": 1, "output": "x", "rater": 2, "label": "yes"},
-    ]
-    (item,) = load_labels(data_spec(rows), labels=("no", "yes"))
-    assert (item.id, [(rating.rater, rating.label) for rating in item.ratings]) == ("1", [("2", "yes")])
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [

@@ -77,47 +77,6 @@ def test_a_command_warns_of_an_untested_version_once_beside_its_output(tmp_path:
     assert result.stderr.count("UntestedDSPy") == 1
 
 
-MOVED = """
-import json
-import dspy
-dspy.__version__ = "3.5.0"
-from assay.models import dspy_seam
-
-parts = [part for part in vars(dspy_seam).values() if isinstance(part, dspy_seam.Part)]
-for place in [part.place for part in parts]:  # all are looked up first: the modules import each other
-    delattr(*place)
-
-import assay
-from assay.errors import AssayError
-from assay.optimizers.prompts.teleprompters import OPTIMIZERS, check_optimizer
-from assay.testing import scripted_lm
-
-lm = scripted_lm(lambda request: "[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]")
-rubric = assay.Rubric("r", [assay.Criterion(name="right", check=lambda task, prediction: prediction["answer"] == "4")])
-tasks = [assay.Task(id=str(number), inputs={"question": str(number)}) for number in range(4)]
-report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric, data=tasks, lm=lm)
-refused = {}
-for name in OPTIMIZERS:
-    try:
-        check_optimizer(name)
-    except AssayError as error:
-        refused[name] = str(error)
-print(json.dumps([report.to_dict()["result"]["score"], refused, [str(part) for part in parts]]))
-"""
-
-
-@pytest.mark.slow
-def test_without_the_internals_of_dspy_that_the_seam_names_all_else_works(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", MOVED], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    score, refused, parts = json.loads(ended.stdout.splitlines()[-1])
-    assert score == 1.0
-    assert refused.keys() == {
-        *("bootstrap", "bootstrap-search", "copro", "mipro", "simba", "gepa", "infer-rules", "optuna"),
-    }
-    assert all("3.5.0" in reason and any(part in reason for part in parts) for reason in refused.values())
-
-
 def test_a_model_whose_engine_cannot_be_replaced_is_refused_before_its_call() -> None:
     class Elsewhere(dspy.LM):  # type: ignore[misc]
         """Has the attributes of a model, but not DSPy's for its engine."""

@@ -77,11 +77,6 @@ def test_a_format_without_schemas_cannot_limit_a_thought_and_is_refused(prompt_f
         asked(8, prompt_format)
 
 
-def test_a_thought_that_is_the_whole_answer_cannot_be_off() -> None:
-    with pytest.raises(ConfigError, match="the only output field"):
-        asked("off", program=dspy.Predict("text -> reasoning"))
-
-
 def test_the_budget_of_an_agent_is_part_of_its_state_and_version() -> None:
     agent = MathQA(thinking=77)
     restored = restore_program("math_qa", {}, program_state(agent))
@@ -250,13 +245,6 @@ def test_the_majority_is_sure_by_the_beta_posterior() -> None:
     assert not majority_is_sure(Counter({"a": 3}), 0.95)
     assert not majority_is_sure(Counter({"a": 4, "b": 3}), 0.95)
     assert not majority_is_sure(Counter(), 0.95)
-
-
-@given(st.integers(0, 30), st.integers(0, 30))
-def test_more_votes_for_the_first_make_it_surer(first: int, second: int) -> None:
-    low, high = sorted((first, second))
-    if majority_is_sure(Counter({"a": high, "b": low}), 0.9):
-        assert majority_is_sure(Counter({"a": high + 1, "b": low}), 0.9)
 
 
 def test_samples_of_typed_answers_are_compared_by_their_values() -> None:

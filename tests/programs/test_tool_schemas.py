@@ -96,20 +96,9 @@ def collecting(n: int, unit: str = "km", *more: Any, **rest: Any) -> str:
     return f"{n} {unit} {more} {rest}"
 
 
-def by_position(n: int, scale: int = 2, /, *, shift: int = 0) -> int:
-    """Takes two of its parameters by position."""
-    return n * scale + shift
-
-
 @pytest.mark.parametrize("wrapped", [collecting, dspy.Tool(collecting)])
 def test_parameters_that_collect_are_not_asked_for(wrapped: Any) -> None:
     tool = function_tool(wrapped)
     assert list(tool.parameters["properties"]) == ["n", "unit"]
     assert tool.parameters["required"] == ["n"]
     assert tool.call({"n": 3}) == "3 km () {}"
-
-
-def test_parameters_by_position_are_passed_by_position() -> None:
-    tool = function_tool(by_position)
-    assert tool.parameters["required"] == ["n"]
-    assert (tool.call({"n": 3}), tool.call({"n": 3, "scale": 5, "shift": 1})) == ("6", "16")

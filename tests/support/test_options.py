@@ -99,8 +99,3 @@ def test_rules_between_settings_of_a_group_hold_in_its_commands() -> None:
         run("f", least=0.5, most=0.4)
     assert raised.value.text() == "least: is above most. Lower it"
     assert raised.value.text(lambda name: f"--{name}") == "--least: is above --most. Lower it"
-
-
-def test_a_misspelt_keyword_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(TypeError, match="'max_calls'"):
-        run("f", max_cals=5)  # type: ignore[call-arg]
