@@ -30,11 +30,6 @@ def test_runs_above_their_budget_are_counted_with_the_largest_share() -> None:
     assert "up to 312 % of it" in note
 
 
-def test_thinking_tokens_that_a_server_did_not_report_are_noted_and_not_counted_as_0() -> None:
-    (note,) = run_notes([thought(None, 32), thought(8, 32)])
-    assert "thinking tokens of 1 of 2 runs are unknown" in note
-
-
 def broken(task: Any, prediction: Any, rollout: Any) -> float:
     return float(prediction["reply"])
 

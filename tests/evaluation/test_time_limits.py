@@ -19,9 +19,7 @@ from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 
-DATA = [{"id": str(at), "question": f"{at}", "answer": f"{at}"} for at in range(4)]
-
-
+ROWS = [{"id": str(at), "question": f"{at}", "answer": f"{at}", "split": "val"} for at in range(4)]
 RIGHT = Rubric(
     "r",
     [Criterion(name="right", check=lambda task, prediction, rollout: prediction["answer"] == task.expected["answer"])],
@@ -29,16 +27,8 @@ RIGHT = Rubric(
 
 
 def scored(program: Any, rubric: Any = RIGHT, **options: Any) -> Any:
-    keywords = {
-        "lm": scripted_lm(lambda r: "yes"),
-        "split": "val",
-        "rename": {},
-        "preflight": False,
-        "threads": 2,
-        "salt": "s",
-    }
-    rows = [{**row, "split": "val"} for row in DATA]
-    return assay.evaluate(program, rubric=rubric, data=rows, **{**keywords, **options}).evaluation
+    keywords = {"lm": scripted_lm(lambda r: "yes"), "split": "val", "rename": {}, "preflight": False, "threads": 2}
+    return assay.evaluate(program, rubric=rubric, data=ROWS, **{**keywords, "salt": "s", **options}).evaluation
 
 
 def by_question(evaluation: Any) -> dict[str, Any]:

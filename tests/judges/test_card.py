@@ -187,12 +187,6 @@ def test_words_of_good_outputs_are_no_bias_of_a_judge_that_avoids_extremes() -> 
     assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], human) == []
 
 
-def test_words_that_occur_together_are_reported_once() -> None:
-    outputs, gaps, human = drawn(2, acme=0.4)
-    features = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, human) or []
-    assert [row["feature"] for row in features] == ["the words 'acme', 'corp'"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wins", "feature", "pairs"),

@@ -51,9 +51,6 @@ main()
 """
 
 
-TASK = ["--rubric", "exact", "--data", "arithmetic:size=9"]
-
-
 def called(folder: Path, version: str, *arguments: str) -> Any:
     code = COMMAND.format(version=version, arguments=arguments)
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
@@ -61,7 +58,7 @@ def called(folder: Path, version: str, *arguments: str) -> Any:
 
 @pytest.mark.slow
 def test_a_command_refuses_an_unsupported_version_in_one_line(tmp_path: Path) -> None:
-    result = called(tmp_path, "3.6.0", "evaluate", "qa", *TASK, "--model", "openai/x", "--json")
+    result = called(tmp_path, "3.6.0", "run", "qa", "question=2", "--model", "openai/x", "--json")
     assert (result.returncode, result.stdout) == (2, "")
     assert ["3.6.0" in line for line in result.stderr.splitlines()] == [True]
 

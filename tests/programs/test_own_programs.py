@@ -25,11 +25,8 @@ def test_helper_modules_are_imported_and_isolated_between_programs(tmp_path: Pat
     before = list(sys.path)
     first, second = (load_program(write_program(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
-        assert [p(question="?").answer for p in (first, second, first)] == [
-            "onelateone-deep-1 4",
-            "twolatetwo-deep-1 4",
-            "onelateone-deep-1 4",
-        ]
+        answers = [program(question="?").answer for program in (first, second, first)]
+    assert answers == [f"{name}late{name}-deep-1 4" for name in ("one", "two", "one")]
     assert sys.path == before
     assert "helper" not in sys.modules
 

@@ -256,7 +256,14 @@ def test_a_broken_check_fails(check: Any, fails: set[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["labeled", "bootstrap", "knn", "copro", "infer-rules"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("labeled", "bootstrap", "knn", "copro", "infer-rules"),
+        *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("auto", "bootstrap-search", "mipro", "simba")),
+        *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("gepa", "ensemble", "optuna")),
+    ],
+)
 def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
