@@ -1,14 +1,29 @@
-"""The interval of a mean: against scipy's own bootstrap and quantiles, in any order, and with losses that are rare."""
+"""Statistics: intervals of a mean, bounds of a loss, the tasks that would decide, and gains of judges."""
 
 import itertools
 import math
+import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from assay.evaluation import mean_interval, paired_gain
-from assay.evaluation.statistics import SequentialTest, fewest_to_accept, interval_of, unseen_pairs
+from assay.evaluation import Evaluation, mean_interval, paired_gain
+from assay.evaluation.comparison import what_would_decide
+from assay.evaluation.judged import measure_gain
+from assay.evaluation.statistics import (
+    SequentialTest,
+    fewest_to_accept,
+    interval_of,
+    largest_loss,
+    lossless_tasks,
+    tasks_needed,
+    unseen_pairs,
+)
+from assay.judges.labels import Item, Rating
+from assay.judges.quality.agreement import Answers
+from assay.rubrics import JudgeSpec, ScoreResult
 
 
 def by_scipy(values: np.ndarray, lowest: float, highest: float, pairs: int) -> tuple[float, float]:
@@ -98,3 +113,158 @@ def test_the_fewest_tasks_that_can_show_a_gain() -> None:
     best = [paired_gain(dict.fromkeys(map(str, range(n)), 0.0), dict.fromkeys(map(str, range(n)), 1.0)).is_gain
             for n in (fewest - 1, fewest)]  # fmt: skip
     assert best == [False, True]
+
+
+def loss(*differences: float) -> float:
+    """Of scores that differ so much, `after` minus `before`."""
+    before = {str(at): max(0.0, -value) for at, value in enumerate(differences)}
+    return largest_loss(before, {str(at): max(0.0, value) for at, value in enumerate(differences)})
+
+
+def test_no_difference_leaves_the_rule_of_three() -> None:
+    assert loss(*[0.0] * 300) == pytest.approx(-math.log(0.05) / 300)
+    assert loss(*[-0.5] * 30) == pytest.approx(0.5 + 0.5 * -math.log(0.05) / 30)
+    assert loss(*[0.0] * 4) == 1.0
+    assert loss() == 1.0
+    assert largest_loss(dict.fromkeys("abcdef", math.nan), dict.fromkeys("abcdef", 1.0)) == 1.0
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.03, 0.2, 0.9])
+def test_lossless_tasks_is_the_smallest_number_that_shows_a_margin(margin: float) -> None:
+    needed = lossless_tasks(margin)
+    assert loss(*[0.0] * needed) <= margin < loss(*[0.0] * (needed - 1))
+
+
+def test_the_bound_on_the_loss_grows_with_the_number_of_lost_tasks() -> None:
+    none, one, two = (loss(*[-1.0] * lost + [0.0] * (100 - lost)) for lost in range(3))
+    assert 0.0299 < none < one < two
+    assert loss(-1.0, 1.0, *[0.0] * 98) > none  # a win does not reduce the bound that follows from a loss
+
+
+def share_shown(losing: float, winning: float, tasks: int, margin: float) -> float:
+    """How often data with these chances are shown to keep the margin, in 400 draws."""
+    chances = [losing, winning, 1 - losing - winning]
+    draws = np.random.default_rng(1).multinomial(tasks, chances, 400)
+    keeps_margin: dict[tuple[int, ...], bool] = {}
+    for lost, won, _ in draws.tolist():
+        if (lost, won) not in keeps_margin:
+            keeps_margin[lost, won] = loss(*differences(lost, won, tasks)) <= margin
+    return sum(keeps_margin[lost, won] for lost, won, _ in draws.tolist()) / len(draws)
+
+
+def differences(lost: int, won: int, tasks: int) -> Sequence[float]:
+    return [-1.0] * lost + [1.0] * won + [0.0] * (tasks - lost - won)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("losing", "winning", "tasks"), [(0.05, 0.0, 80), (0.07, 0.02, 100), (0.1, 0.05, 200)])
+def test_a_loss_as_large_as_the_margin_is_seldom_shown_to_keep_it(losing: float, winning: float, tasks: int) -> None:
+    # 5 %, or somewhat more where the number of lost tasks takes only a few values, with an error of 2 % in 400 draws
+    assert share_shown(losing, winning, tasks, 0.05) <= 0.1
+    assert share_shown(0.0, 0.01, tasks, 0.05) > 0.9
+
+
+def scored(*values: float) -> Evaluation:
+    results = {str(at): ScoreResult(value=value) for at, value in enumerate(values)}
+    return Evaluation(results=results)
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+
+
+def test_a_small_gain_names_the_tasks_that_would_show_it() -> None:
+    before, after = scored(*[0.0] * 40), scored(*[1.0] * 4, *[0.0] * 36)
+    said = numbers(what_would_decide(before, after, "gate"))
+    assert 0.1 in said
+    assert said[-1] == said[-3] - 40  # so many more than these
+    assert tasks_needed(0.1, spread=0.3) <= said[-3] <= tasks_needed(0.1, spread=0.5)
+
+
+@pytest.mark.parametrize("after", [[0.5] * 40, [0.25] * 40])
+def test_without_a_gain_it_names_the_gain_that_the_tasks_would_have_shown(after: list[float]) -> None:
+    said = numbers(what_would_decide(scored(*[0.5] * 40), scored(*after), "val"))
+    assert said[0] == 40
+    assert 0 < said[1] < 1
+
+
+YES_NO = JudgeSpec(text="?", scale=("no", "yes"))
+TEN = JudgeSpec(text="?", scale=tuple("0123456789"), kind="numeric")
+
+
+def items(steps: np.ndarray, spec: JudgeSpec) -> list[Item]:
+    return [
+        Item(id=str(at), fields={"output": "x"}, ratings=(Rating(rater="r", label=spec.scale[step]),))
+        for at, step in enumerate(steps)
+    ]
+
+
+def answers(steps: np.ndarray, spec: JudgeSpec) -> Answers:
+    return Answers([spec.scale[step] for step in steps], [float(step) for step in steps])
+
+
+def gain(name: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, spec: JudgeSpec = YES_NO) -> dict:
+    return measure_gain(name, answers(before, spec), answers(after, spec), items(truth, spec), spec)
+
+
+def test_the_gain_in_accuracy_has_the_interval_of_scores() -> None:
+    rng = np.random.default_rng(0)
+    truth, before, after = (rng.integers(0, 2, 60) for _ in range(3))
+    differences = (after == truth).astype(float) - (before == truth)
+    measured = gain("accuracy", truth, before, after)
+    assert measured["mean"] == pytest.approx(differences.mean())
+    assert (measured["low"], measured["high"]) == pytest.approx(interval_of(differences, -1.0, 1.0))
+
+
+@pytest.mark.parametrize("name", ["weighted_kappa", "alpha", "spearman"])
+@pytest.mark.parametrize("n", [20, 40])
+def test_rare_large_losses_are_not_accepted(name: str, n: int) -> None:
+    rng, accepted, runs = np.random.default_rng(0), 0, 60
+    for _ in range(runs):
+        truth = rng.integers(0, 10, n)
+        # one step off on half of the items, against right but for the other end on one in thirty
+        before = np.where(rng.random(n) < 0.5, np.where(truth == 9, 8, truth + 1), truth)
+        after = np.where(rng.random(n) < 1 / 30, np.where(truth < 5, 9, 0), truth)
+        accepted += (gain(name, truth, before, after, TEN)["low"] or -1) > 0
+    assert accepted <= 0.03 * runs + 2
+
+
+@pytest.mark.parametrize("name", ["accuracy", "kappa"])
+def test_a_clear_gain_is_accepted(name: str) -> None:
+    rng, accepted, runs = np.random.default_rng(0), 0, 20
+    for _ in range(runs):
+        truth = rng.integers(0, 2, 60)
+        before, after = (np.where(rng.random(60) < right, truth, 1 - truth) for right in (0.6, 0.95))
+        accepted += (gain(name, truth, before, after)["low"] or -1) > 0
+    assert accepted >= 0.9 * runs
+
+
+def test_equal_verdicts_show_no_gain_and_no_loss() -> None:
+    truth = np.arange(40) % 2
+    measured = gain("kappa", truth, truth, truth)
+    assert measured["mean"] == 0
+    assert measured["low"] < 0 < measured["high"]
+
+
+def test_a_measure_that_depends_on_a_single_item_has_no_interval() -> None:
+    truth = np.array([1] + [0] * 39)  # without the first item, all labels are equal
+    measured = gain("kappa", truth, 1 - truth, truth)
+    assert measured["mean"] is not None
+    assert measured["low"] is None
+
+
+def test_few_items_have_no_interval() -> None:
+    truth = np.arange(10) % 2
+    measured = gain("kappa", truth, np.ones(10, dtype=int), truth)
+    assert (measured["mean"], measured["low"]) == (1.0, None)
+
+
+def test_a_gain_is_paired_over_the_items_that_both_judged() -> None:
+    truth = np.arange(60) % 2
+    yes = answers(np.ones(60, dtype=int), YES_NO)
+    some = Answers([*yes.verdicts[:58], None, None], yes.places)
+    measured = measure_gain("accuracy", some, answers(truth, YES_NO), items(truth, YES_NO), YES_NO)
+    assert measured["n"] == 58
+    assert measured["mean"] == pytest.approx(0.5)
+    assert measured["low"] is not None
+    assert measured["low"] > 0.25

@@ -1,7 +1,8 @@
-"""Each run of a program works on a copy of its own: no prompt shows another task, and nothing of a run stays."""
+"""Each run of a program works on a copy of its own; rows with the same inputs are scored each by their own."""
 
 import copy
 import gc
+import json
 import queue
 import sqlite3
 import threading
@@ -14,11 +15,11 @@ import pytest
 
 import assay
 from assay.datasets import Task
+from assay.datasets.tasks import TaskIndex
 from assay.errors import ProgramError
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.optimizers.prompts.named import to_examples
 from assay.programs.wrapping import as_module
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
@@ -53,83 +54,9 @@ class Notes(dspy.Module):
         return self.answer(question=question, notes=str(self.notes()))
 
 
-class InDictionary(Notes):
-    def prepare(self) -> None:
-        self.seen = {}
-
-    def note(self, question: str) -> None:
-        self.seen[question] = True
-
-
-class InText(Notes):
-    def prepare(self) -> None:
-        self.seen = ""
-
-    def note(self, question: str) -> None:
-        self.seen += question
-
-
-class InNestedTuple(Notes):
-    def prepare(self) -> None:
-        self.seen = (("questions", []),)
-
-    def note(self, question: str) -> None:
-        self.seen[0][1].append(question)
-
-
-class InSubmodule(Notes):
-    def prepare(self) -> None:
-        self.seen, self.inner = [], {"first": [Notes()]}
-
-    def note(self, question: str) -> None:
-        self.inner["first"][0].seen.append(question)
-
-    def notes(self) -> Any:
-        return self.inner["first"][0].seen
-
-
-class InDemos(Notes):
-    def note(self, question: str) -> None:
-        self.answer.demos.append(dspy.Example(question=question, notes="", answer="?"))
-
-
-class InClassThroughSelf(Notes):
-    shared: ClassVar[list[str]] = []
-
-    def note(self, question: str) -> None:
-        self.shared.append(question)
-
-    def notes(self) -> Any:
-        return self.shared
-
-
-class BesideLock(Notes):
-    def prepare(self) -> None:
-        self.seen, self.lock = [], threading.Lock()
-
-
 class Desk:
     def __init__(self) -> None:
         self.lock, self.seen = threading.RLock(), list[str]()
-
-
-class BesideLockOfObject(Notes):
-    desk: ClassVar[type] = Desk
-
-    def prepare(self) -> None:
-        self.owner = self.desk()
-        self.seen = self.owner.seen
-
-
-class Slotted:
-    __slots__ = ("lock", "seen")
-
-    def __init__(self) -> None:
-        self.lock, self.seen = threading.Lock(), list[str]()
-
-
-class BesideLockInSlots(BesideLockOfObject):
-    desk = Slotted
 
 
 class Vector:
@@ -137,22 +64,6 @@ class Vector:
         import numpy as np
 
         return np.zeros(3)
-
-
-class InLocal(Notes):
-    def prepare(self) -> None:
-        self.local = threading.local()
-
-    def note(self, question: str) -> None:
-        self.local.seen = [*getattr(self.local, "seen", []), question]
-
-    def notes(self) -> Any:
-        return self.local.seen
-
-
-class BesideVector(Notes):
-    def prepare(self) -> None:
-        self.seen, self.vector = [], Vector()
 
 
 class CopiedWithItsLock(dspy.BaseLM):  # type: ignore[misc]
@@ -164,22 +75,9 @@ class CopiedWithItsLock(dspy.BaseLM):  # type: ignore[misc]
         return copy.deepcopy(self)
 
 
-class BesideModule(Notes):
+class BesideLock(Notes):
     def prepare(self) -> None:
-        self.seen, self.library = [], queue
-
-    def notes(self) -> Any:
-        return self.seen if self.library is queue else None
-
-
-class BesideModelWithoutCopy(Notes):
-    def prepare(self) -> None:
-        self.seen, self.model = [], CopiedWithItsLock()
-
-
-class WithoutHash(Notes):
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WithoutHash)
+        self.seen, self.lock = [], threading.Lock()
 
 
 class ThroughItsOwnMethod(Notes):
@@ -195,20 +93,17 @@ class ThroughItsOwnMethod(Notes):
         self.function(question)
 
 
-class InLongList(Notes):
+class WrappedTool(Notes):
     def prepare(self) -> None:
-        self.seen = ["a document"] * 20_000
+        self.seen = []
 
-    def notes(self) -> Any:
-        return self.seen[20_000:]
+        def logged(tool: Callable[[str], None]) -> Callable[[str], None]:
+            return lambda question: tool(question)
 
+        self.tools = [dspy.Tool(logged(lambda question: self.seen.append(question)), name="n", args={"question": {}})]
 
-class InHistories(Notes):
     def note(self, question: str) -> None:
-        pass
-
-    def notes(self) -> Any:
-        return [entry["messages"] for owner in (self, self.answer, dspy.settings.lm) for entry in owner.history]
+        self.tools[0](question=question)
 
 
 class Executing:
@@ -228,19 +123,6 @@ def function_around_module() -> Callable[[str], Any]:
     return lambda question: inner(question=question)
 
 
-class WrappedTool(Notes):
-    def prepare(self) -> None:
-        self.seen = []
-
-        def logged(tool: Callable[[str], None]) -> Callable[[str], None]:
-            return lambda question: tool(question)
-
-        self.tools = [dspy.Tool(logged(lambda question: self.seen.append(question)), name="n", args={"question": {}})]
-
-    def note(self, question: str) -> None:
-        self.tools[0](question=question)
-
-
 def function_with_default() -> Callable[..., Any]:
     answer = dspy.Predict("question, notes -> answer")
 
@@ -249,6 +131,63 @@ def function_with_default() -> Callable[..., Any]:
         return answer(question=question, notes=str(seen))
 
     return function
+
+
+def noting(*attributes: str, base: type = Notes, **body: Any) -> Callable[[], Any]:
+    """Builds a program whose class has this body; values of `attributes` are made anew for each program."""
+
+    def prepare(self: Any) -> None:
+        self.seen = []
+        for name in attributes:
+            setattr(self, name, body[name]())
+
+    return type("Noting", (base,), {"prepare": prepare, **body})
+
+
+def histories(self: Any) -> list[Any]:
+    return [entry["messages"] for owner in (self, self.answer, dspy.settings.lm) for entry in owner.history]
+
+
+def note_locally(self: Any, question: str) -> None:
+    self.seen.last = [*getattr(self.seen, "last", []), question]
+
+
+AT_DESK = {
+    "note": lambda self, question: self.desk.seen.append(question),
+    "notes": lambda self: self.desk.seen,
+}
+COPIED = {
+    "list": Notes,
+    "dictionary": noting("seen", seen=dict, note=lambda self, question: self.seen.update({question: True})),
+    "text": noting("seen", seen=str, note=lambda self, question: setattr(self, "seen", self.seen + question)),
+    "nested tuple": noting(
+        "seen", seen=lambda: (("questions", []),), note=lambda self, question: self.seen[0][1].append(question)
+    ),
+    "submodule": noting(
+        "inner", inner=lambda: {"first": [Notes()]}, notes=lambda self: self.inner["first"][0].seen,
+        note=lambda self, question: self.inner["first"][0].seen.append(question),
+    ),
+    "demonstrations": noting(
+        note=lambda self, question: self.answer.demos.append(dspy.Example(question=question, notes="", answer="?"))
+    ),
+    "list of the class": noting(
+        shared=[], note=lambda self, question: self.shared.append(question), notes=lambda self: self.shared
+    ),
+    "thread-local": noting("seen", seen=threading.local, note=note_locally, notes=lambda self: self.seen.last),
+    "long list": noting("seen", seen=lambda: ["a document"] * 20_000, notes=lambda self: self.seen[20_000:]),
+    "histories": noting(note=lambda self, question: None, notes=histories),
+    "object with a lock": noting("desk", desk=Desk, **AT_DESK),
+    "beside a lock": BesideLock,
+    "beside a vector": noting("vector", vector=Vector),
+    "beside a model without copies": noting("model", model=CopiedWithItsLock),
+    "beside a module": noting("library", library=lambda: queue),
+    "without hash": noting(__eq__=lambda self, other: type(other) is type(self)),
+    "wrapped tool": WrappedTool,
+    "own method": ThroughItsOwnMethod,
+    "agent": Executing,
+    "function around a module": function_around_module,
+    "default argument": function_with_default,
+}  # fmt: skip
 
 
 def prompts_of(program: Any, *, threads: int = 3) -> list[str]:
@@ -270,26 +209,29 @@ def tasks_in(prompt: str) -> int:
     return sum(task.inputs["question"] in prompt for task in TASKS)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        Notes, InDictionary, InText, InNestedTuple, InSubmodule, InDemos, InClassThroughSelf, BesideLock,
-        BesideLockOfObject, BesideLockInSlots, InLocal, BesideVector, BesideModelWithoutCopy, BesideModule,
-        WithoutHash, WrappedTool, ThroughItsOwnMethod, InLongList, InHistories, Executing, function_around_module,
-        function_with_default,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("build", COPIED.values(), ids=COPIED)
 def test_no_prompt_shows_another_task(build: Callable[[], Any]) -> None:
     prompts = prompts_of(build())
     assert len(prompts) == len(TASKS)
     assert {tasks_in(prompt) for prompt in prompts} == {1}
 
 
-class InClass(Notes):
-    shared: ClassVar[list[str]] = []
+class Uncopied:
+    def __init__(self) -> None:
+        self.questions: list[str] = []
 
-    def note(self, question: str) -> None:
-        type(self).shared.append(question)
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError("no copies")
+
+
+class UncopiedInSlots:
+    __slots__ = ("last", "lock")
+
+    def __init__(self) -> None:
+        self.last = "none"
+
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError("no copies")
 
 
 class LastInClass(Notes):
@@ -307,107 +249,35 @@ class LastInNewAttribute(LastInClass):
     """The class inherits `last`; its run sets one of its own."""
 
 
-class InDefaultArgument(Notes):
-    def note(self, question: str, earlier: list[str] = []) -> None:  # noqa: B006
-        earlier.append(question)
+def note_by_default(self: Any, question: str, earlier: list[str] = []) -> None:  # noqa: B006
+    earlier.append(question)
 
 
-class Uncopied:
-    def __init__(self) -> None:
-        self.questions: list[str] = []
-
-    def __deepcopy__(self, memo: object) -> Any:
-        raise TypeError("no copies")
-
-
-class InUncopied(Notes):
-    def prepare(self) -> None:
-        self.seen = Uncopied()
-
-    def note(self, question: str) -> None:
-        self.seen.questions.append(question)
-
-
-class UncopiedInSlots:
-    __slots__ = ("last", "lock")
-
-    def __init__(self) -> None:
-        self.last = "none"
-
-    def __deepcopy__(self, memo: object) -> Any:
-        raise TypeError("no copies")
-
-
-class InUncopiedSlots(Notes):
-    def prepare(self) -> None:
-        self.seen = UncopiedInSlots()
-
-    def note(self, question: str) -> None:
-        self.seen.last = question
-
-
-class InQueue(Notes):
-    def prepare(self) -> None:
-        self.seen = queue.Queue[str]()
-
-    def note(self, question: str) -> None:
-        self.seen.put(question)
-
-
-class InDatabase(Notes):
-    def prepare(self) -> None:
-        self.seen = sqlite3.connect(":memory:", check_same_thread=False)
-        self.seen.execute("CREATE TABLE seen (question)")
-
-    def note(self, question: str) -> None:
-        self.seen.execute("INSERT INTO seen VALUES (?)", (question,))
-
-
-class InGenerator(Notes):
-    def prepare(self) -> None:
-        self.seen = (number for number in range(100))
-
-    def note(self, question: str) -> None:
-        next(self.seen)
+def database() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.execute("CREATE TABLE seen (question)")
+    return connection
 
 
 @pytest.mark.parametrize(
     ("build", "attribute"),
     [
-        (InClass, "InClass.shared"), (LastInClass, "LastInClass.last"),
-        (LastInNewAttribute, "LastInNewAttribute.last"), (InDefaultArgument, "note"),
-        (InUncopied, "seen.questions"), (InUncopiedSlots, "seen.last"), (InQueue, "seen"),
-        (InDatabase, "seen"), (InGenerator, "seen"),
+        (noting(shared=[], note=lambda self, question: type(self).shared.append(question)), "Noting.shared"),
+        (LastInClass, "LastInClass.last"),
+        (LastInNewAttribute, "LastInNewAttribute.last"),
+        (noting(note=note_by_default), "note"),
+        (noting("seen", seen=Uncopied, note=lambda self, q: self.seen.questions.append(q)), "seen.questions"),
+        (noting("seen", seen=UncopiedInSlots, note=lambda self, q: setattr(self.seen, "last", q)), "seen.last"),
+        (noting("seen", seen=queue.Queue, note=lambda self, question: self.seen.put(question)), "seen"),
+        (noting("seen", seen=database, note=lambda self, q: self.seen.execute("INSERT INTO seen VALUES (?)", (q,))),
+         "seen"),
+        (noting("seen", seen=lambda: (number for number in range(9)), note=lambda self, q: next(self.seen)), "seen"),
     ],
 )  # fmt: skip
 def test_a_change_of_what_cannot_be_copied_is_refused_with_its_name(build: Callable[[], Any], attribute: str) -> None:
     with pytest.raises(ProgramError) as error:
         prompts_of(build(), threads=1)
     assert attribute in str(error.value)
-
-
-class WithPool(Notes):
-    """Its runs take from a pool at the same time, and give back what they took."""
-
-    def prepare(self) -> None:
-        self.pool, self.together = queue.Queue[int](), threading.Barrier(2, timeout=10)
-        for number in range(3):
-            self.pool.put(number)
-
-    def note(self, question: str) -> None:
-        if question in (TASKS[0].inputs["question"], TASKS[1].inputs["question"]):
-            number = self.pool.get()
-            self.together.wait()
-            if question == TASKS[0].inputs["question"]:
-                threading.Event().wait(0.2)
-            self.pool.put(number)
-
-    def notes(self) -> Any:
-        return []
-
-
-def test_what_another_run_has_taken_from_a_pool_is_no_change() -> None:
-    assert len(prompts_of(WithPool(), threads=6)) == len(TASKS)
 
 
 class Shared:
@@ -438,21 +308,6 @@ def test_parts_that_are_meant_to_be_shared_are_shared() -> None:
     program = WithParts()
     assert len(prompts_of(program)) == len(TASKS)
     assert program.shared.uses == len(TASKS)
-
-
-class Arrays(Notes):
-    def prepare(self) -> None:
-        import numpy as np
-
-        self.seen, self.vectors, self.addresses = [], np.zeros(1_000_000), set[int]()
-        self.address = self.vectors.ctypes.data
-
-    def note(self, question: str) -> None:
-        assert self.vectors.ctypes.data == self.address
-
-
-def test_a_large_array_is_not_copied() -> None:
-    assert len(prompts_of(Arrays())) == len(TASKS)
 
 
 class Corpus(Notes):
@@ -520,36 +375,20 @@ def numbered(request: Any) -> str:
     return f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
 
 
-def test_an_optimizer_of_dspy_finds_the_predictors_of_a_trace() -> None:
-    session = Session(
-        scripted_lm(numbered), Rubric("r", [Criterion(name="right", check=exact)]), Recorder(), Meter(), threads=1
-    )
-    session.register(TASKS)
-    recorded = RecordedProgram(InSubmodule(), session)
-    examples = to_examples(TASKS)
-    with session.context():
-        compiled = dspy.BootstrapFewShot(
-            metric=session.rubric.metric(tasks=session.tasks), max_bootstrapped_demos=3, max_labeled_demos=0
-        ).compile(recorded, trainset=examples)
-    demos = compiled.program.answer.demos
-    assert [demo.answer for demo in demos] == ["0", "1", "2"]
-    assert all(tasks_in(str(demo)) == 1 for demo in demos)
+def compiled(program: Any, folder: Path, *, tasks: int, **options: Any) -> Any:
+    data = [{"question": f"What is number {n}?", "answer": str(n)} for n in range(tasks)]
+    return assay.compile(
+        program, rubric="exact", data=data, optimizer="labeled", store=folder / "s.db", out=folder / "artifact",
+        **options,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_compiled_program_has_nothing_of_the_runs(tmp_path: Path) -> None:
     program = Notes()
-    report = assay.compile(
-        program,
-        rubric=Rubric("r", [Criterion(name="right", check=exact)]),
-        data=[{"question": f"What is number {n}?", "answer": str(n)} for n in range(24)],
-        optimizer="labeled",
-        lm=scripted_lm(numbered),
-        store=tmp_path / "s.db",
-        out=tmp_path / "artifact",
-    )
-    compiled = next(module for _, module in report.program.named_sub_modules(Notes))
-    assert program.seen == compiled.seen == compiled.history == compiled.answer.history == []
+    report = compiled(program, tmp_path, tasks=24, lm=scripted_lm(numbered))
+    best = next(module for _, module in report.program.named_sub_modules(Notes))
+    assert program.seen == best.seen == best.history == best.answer.history == []
 
 
 class Teaching(BesideLock):
@@ -567,47 +406,45 @@ class Teaching(BesideLock):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["labeled", "bootstrap", "knn"])
-def test_a_program_with_parts_that_cannot_be_copied_is_compiled(tmp_path: Path, optimizer: str) -> None:
+def test_a_program_with_parts_that_cannot_be_copied_is_compiled(tmp_path: Path) -> None:
     def taught(request: Any) -> str:
         return numbered(request) if len(request.messages) > 2 else "[[ ## answer ## ]]\n0\n\n[[ ## completed ## ]]"
 
-    report = assay.compile(
-        Teaching(),
-        rubric=Rubric("r", [Criterion(name="right", check=exact)]),
-        data=[{"question": f"What is number {n}?", "answer": str(n)} for n in range(60)],
-        optimizer=optimizer,
-        lm=scripted_lm(numbered if optimizer == "bootstrap" else taught),
-        store=tmp_path / "s.db",
-        out=tmp_path / "artifact",
-        gate=False,
-        test=False,
+    report = compiled(Teaching(), tmp_path, tasks=60, lm=scripted_lm(taught), gate=False, test=False)
+    best = report.program
+    assert report.to_dict()["winner"] == "labeled"
+    assert best.own() is best.answer
+    assert best.answer.demos
+    assert "kept" not in vars(best)
+
+
+ROWS = [
+    Task(id="a", inputs={"question": "1 + 1?"}, expected={"answer": "2"}),
+    Task(id="a-2", inputs={"question": "1 + 1?"}, expected={"answer": "3"}),
+    Task(id="a-3", inputs={"question": "1 +  1? "}, expected={"answer": "3"}),
+]
+
+
+def session() -> Session:
+    return Session(
+        scripted_lm(lambda _: json.dumps({"answer": "2"})),
+        Rubric("r", [Criterion(name="right", check=exact)]),
+        Recorder(),
+        Meter(),
     )
-    data = report.to_dict()
-    assert data["failed"] is None
-    if optimizer == "labeled":
-        best = report.program
-        assert data["winner"] == "labeled"
-        assert best.own() is best.answer
-        assert best.answer.demos
-        assert "kept" not in vars(best)
 
 
-class Whole(dspy.Module):
-    """One service behind all runs, which copies do not have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def __deepcopy__(self, memo: object) -> "Whole":
-        return self
-
-    def forward(self, question: str) -> Any:
-        return self.answer(question=question)
+def test_an_evaluation_scores_each_row_by_its_own_expected_output() -> None:
+    running = session()
+    evaluation = evaluate(RecordedProgram(dspy.Predict("question -> answer"), running), ROWS, running)
+    assert evaluation.scores == {"a": 1.0, "a-2": 0.0, "a-3": 0.0}
 
 
-def test_a_program_whose_copy_is_itself_runs() -> None:
-    lm = scripted_lm(lambda request: "[[ ## answer ## ]]\n5")
-    data = [{"question": "q", "answer": "5"}]
-    assert assay.evaluate(Whole(), rubric="exact", data=data, split="all", lm=lm).to_dict()["result"]["score"] == 1
+def test_a_task_is_found_by_its_inputs_in_any_spelling() -> None:
+    index = TaskIndex()
+    for task in ROWS:
+        index.add(task)
+    assert index.find({"question": "1 + 1?"}, {"answer": "3"}) == ROWS[1]
+    assert index.find({"question": "1 +  1? "}) == ROWS[2]
+    assert index.find({"question": "1 + 1?\n"}) in ROWS
+    assert index.find({"question": "1 + 2?"}) is None

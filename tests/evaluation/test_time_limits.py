@@ -1,9 +1,8 @@
-"""An agent, tool, check or judge that never returns fails one run only."""
+"""An agent, tool, check or judge that never returns or that exits the process fails one run only."""
 
 import asyncio
 import json
 import math
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,13 +10,62 @@ from typing import Any
 
 import dspy
 import pytest
-from endless_programs import by_question, scored
 
-from assay.commands.run import run
-from assay.errors import ConfigError, FailureKind, ProgramFailed
+import assay
+from assay.commands.judge_score import score_rows
+from assay.commands.scoring import score_rollouts
+from assay.errors import ConfigError, FailureKind, ModelError
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
-from assay.traces import Store
+from assay.traces import Rollout, Store
+
+ROWS = [{"id": str(at), "question": f"{at}", "answer": f"{at}", "split": "val"} for at in range(4)]
+RIGHT = Rubric(
+    "r",
+    [Criterion(name="right", check=lambda task, prediction, rollout: prediction["answer"] == task.expected["answer"])],
+)
+
+
+def scored(program: Any, rubric: Any = RIGHT, **options: Any) -> Any:
+    keywords = {"lm": scripted_lm(lambda r: "yes"), "split": "val", "rename": {}, "preflight": False, "threads": 2}
+    return assay.evaluate(program, rubric=rubric, data=ROWS, **{**keywords, "salt": "s", **options}).evaluation
+
+
+def by_question(evaluation: Any) -> dict[str, Any]:
+    return dict(sorted(evaluation.results.items()))
+
+
+def exit_in_a_group() -> None:
+    raise BaseExceptionGroup("tasks", [SystemExit(1), ValueError()])
+
+
+def exit_before_another_error() -> None:
+    try:
+        sys.exit(1)
+    except SystemExit as error:
+        raise RuntimeError("the tool failed") from error
+
+
+def close_the_generator() -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize(
+    "ends", [sys.exit, lambda: sys.exit("bye"), close_the_generator, exit_in_a_group, exit_before_another_error]
+)
+def test_a_program_that_exits_the_process_fails_and_other_runs_continue(ends: Any) -> None:
+    results = by_question(scored(lambda question: ends() if question == "2" else question))
+    assert [result.value for result in results.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert results["2"].failure is FailureKind.AGENT
+
+
+def test_a_tool_that_exits_the_process_fails_its_run() -> None:
+    tool = dspy.Tool(lambda number: sys.exit(number), name="stop", desc="Stops.", args={"number": {"type": "integer"}})
+
+    def agent(question: str) -> str:
+        return question if question != "1" else str(tool(number=1))
+
+    assert [result.value for result in by_question(scored(agent)).values()] == [1.0, 0.0, 1.0, 1.0]
 
 
 def hanging(question: str) -> str:
@@ -148,34 +196,62 @@ def test_an_invalid_limit_is_refused(wrong: float) -> None:
         scored(lambda question: question, task_timeout=wrong)
 
 
-@pytest.mark.chaos
+def judged_rows(path: Path) -> str:
+    rows = [{"output": f"{'odd' if at % 2 else 'even'} thing {at}"} for at in range(4)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
 @pytest.mark.slow
-def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
-    Path("agent.py").write_text(
-        "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"
-        "        if question == 'sleep':\n            time.sleep(300)\n        if question == 'exit':\n"
-        "            sys.exit(0)\n"
-        "        return dspy.Prediction(answer=question)\n"
-    )
-    with pytest.raises(ProgramFailed, match=r"limit of 0\.5 s"):
-        run("agent.py:A", {"question": "sleep"}, model="openai/m", task_timeout=0.5)
-    Path("rows.jsonl").write_text('{"question": "exit"}\n{"question": "4"}\n{"question": "sleep"}\n')
-    words = [
-        sys.executable,
-        "-m",
-        "assay",
-        "run",
-        "agent.py:A",
-        "--file",
-        "rows.jsonl",
-        "--model",
-        "openai/m",
-        "--task-timeout",
-        "1",
+@pytest.mark.timeout(120)
+def test_a_hanging_verdict_is_unscored_in_judge_commands(tmp_path: Path) -> None:
+    def hangs_on_odd(request: Any) -> Any:
+        if "odd" in str(request.messages[-1]):
+            time.sleep(300)
+        return {"yes": 0.9, "no": 0.1}
+
+    report = score_rows(
+        "Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), lm=scripted_lm(hangs_on_odd, logprobs=True),
+        store=tmp_path / "j.db", task_timeout=0.5, threads=4,
+    )  # fmt: skip
+    assert (report.verdicts, report.unscored) == ({"no": 0, "yes": 2}, 2)
+    assert report.why_unscored == [
+        "OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 1
-    assert "sys.exit(0)" in rows[0]["error"]
-    assert rows[1] == {"answer": "4"}
-    assert "limit of 1 s" in rows[2]["error"]
+    with Store(tmp_path / "j.db") as store:
+        assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
+
+
+@pytest.mark.timeout(120)
+def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -> None:
+    def never(request: Any) -> Any:
+        time.sleep(300)
+
+    with pytest.raises(ModelError, match=r"did not answer the judge 'Is it fine\?': .*longer than the limit of 0\.3 s"):
+        score_rows(
+            "Is it fine?",
+            data=judged_rows(tmp_path / "d.jsonl"),
+            lm=scripted_lm(never),
+            store=tmp_path / "j.db",
+            task_timeout=0.3,
+        )
+
+
+@pytest.mark.timeout(120)
+def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        if prediction["answer"] == "3":
+            time.sleep(300)
+        return 1.0
+
+    with Store(tmp_path / "s.db") as store:
+        for at in range(4):
+            store.put_rollout(
+                Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done")
+            )
+    rubric = Rubric("r", [Criterion(name="odd", check=check)])
+    report = score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0.5).to_dict()
+    assert (report["scored"], report["unscored"]) == (3, 1)
+    assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
+    with pytest.raises(ConfigError, match="task_timeout"):
+        score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0)

@@ -6,8 +6,7 @@ import pytest
 
 from assay import evaluate
 from assay.datasets import Task
-from assay.evaluation.metrics import TaskRun, figures_of, run_of, tool_use
-from assay.reports.markdown import graded, tool_rows
+from assay.evaluation.metrics import figures_of
 from assay.traces import Rollout
 
 CALL = {"name": "add", "arguments": {"a": 1}, "result": "1", "error": None}
@@ -24,42 +23,6 @@ def test_a_run_has_the_figures_that_apply_to_its_task() -> None:
     assert figures([], [CALL]) == {"abstention_when_not": 0, "calls_per_task": 1}
     assert figures(truth, [{**CALL, "error": "x"}, CALL])["recovery_after_error"] == 1
     assert figures_of(Task(id="t", inputs={"q": 1}), Rollout(prediction={"answer": "5"})) == {}
-
-
-def test_a_run_is_measured_by_its_answer_and_the_calls_that_its_task_needs() -> None:
-    rollout = Rollout(prediction={"answer": "1", "calls": [CALL]})
-    assert run_of(rollout, score=1, has_tools=True, needed=[]).answer == "1"
-    assert run_of(rollout, score=1, has_tools=True, needed=[]).tools_needed == 0
-
-
-def test_the_report_has_the_mean_over_tasks_with_its_interval() -> None:
-    runs = [
-        TaskRun(task_id=str(i), score=1, tool_figures={"adoption_when_needed": i % 2, "calls_per_task": 3})
-        for i in range(8)
-    ]
-    runs.append(TaskRun(task_id="1", sample=1, score=0, tool_figures={"adoption_when_needed": 0}))
-    report = tool_use(runs)
-    assert report is not None
-    adoption = report["adoption_when_needed"]
-    assert (adoption["mean"], adoption["n"]) == (3.5 / 8, 8)
-    assert 0 <= adoption["low"] < 3.5 / 8 < adoption["high"] <= 1
-    assert report["calls_per_task"]["mean"] == 3
-    assert "abstention_when_not" not in report
-    assert tool_use([TaskRun(task_id="1", score=1)]) is None
-
-
-def test_tables_show_each_figure_with_its_interval() -> None:
-    one = {"criteria": {}, "tool_use": {"calls_per_task": {"mean": 1.5, "low": 1, "high": 2, "n": 9}}}
-    two = {"criteria": {}, "tool_use": {"abstention_when_not": {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}}}
-    assert list(tool_rows([one, two, {"criteria": {}, "tool_use": None}])) == [
-        ("tool calls a task", "1.50 [1.00, 2.00], 9 tasks", "–", "–"),
-        ("abstention when not", "–", "50 % [25, 75], 8 tasks", "–"),
-    ]
-    single = {"criteria": {}, "tool_use": {"calls_per_task": {"mean": 1, "low": 0, "high": 2, "n": 1}}}
-    assert list(tool_rows([single])) == [("tool calls a task", "1.00 [0.00, 2.00], 1 task")]
-    assert list(tool_rows([{**one, "criteria": {"calls_per_task": 1}}])) == []  # it has a row of its own
-    report = {"criteria": {"right": 0.5, "none": None}, "criteria_intervals": {"right": [0.2, 0.8], "none": None}}
-    assert (graded(report, "right"), graded(report, "none")) == ("50 % [20, 80]", "–")
 
 
 @pytest.mark.slow

@@ -1,16 +1,66 @@
-"""Adversarial cases and card of judges with known defects, and of one without."""
+"""Adversarial cases and cards of judges with known defects, and of one without; cases of the user, pairs and scales."""
 
 import re
 from typing import Any
 
 import pytest
-from audited_judges import ANSWERS, KEY, QUESTION, Swayed, answers_of, audited
 
-from assay.judges import Item, Judge, Rating
-from assay.judges.quality.agreement import agreement, ceiling, objective_of
-from assay.judges.quality.audit import BASES, Base, audit_cases, not_tried, padded
+from assay.errors import ConfigError, DataError
+from assay.judges import Cascade, Item, Judge, Rating
+from assay.judges.quality.agreement import Answers, agreement, ceiling, objective_of
+from assay.judges.quality.audit import (
+    BASES,
+    Base,
+    assess,
+    audit_cases,
+    audit_items,
+    bases_of,
+    load_attacks,
+    load_bases,
+    not_tried,
+    padded,
+)
 from assay.judges.quality.card import reliability_card
+from assay.rubrics import JudgeSpec, NoGrade
 from assay.testing import AnswerKeyJudge, PairKeyJudge, broken_judges
+
+ANSWERS = ("42", "Canberra", "180", "Mercury", "mice", "0 degrees", "72", "Shakespeare")
+KEY = {str(base.good["task_input"]): answer for base, answer in zip(BASES, ANSWERS, strict=True)}
+QUESTION = JudgeSpec(text="Is the output a right answer to the task?", scale=("no", "partly", "yes"))
+
+
+def answers_of(judge: Judge, items: list[Item]) -> Answers:
+    verdicts: list[Any] = []
+    places, orders = [], []
+    for item in items:
+        try:
+            verdict = judge(**{name: item.fields.get(name, "") for name in judge.shows})
+        except NoGrade:
+            verdicts.append(None)
+            places.append(float("nan"))
+            orders.append(None)
+            continue
+        verdicts.append(verdict.verdict)
+        places.append(judge.spec.steps[judge.labels.index(verdict.verdict)])
+        orders.append(verdict.get("orders"))
+    return Answers(verdicts, places, [None] * len(items), orders)
+
+
+def audited(judge: Judge, **options: Any) -> dict[str, Any]:
+    cases = audit_cases(judge, **options)
+    items = audit_items(cases, judge)
+    return assess(cases, items, answers_of(judge, items), judge)
+
+
+class Swayed(AnswerKeyJudge):
+    """Grades correctly, except that one feature always wins."""
+
+    def __init__(self, wins: str) -> None:
+        super().__init__(QUESTION, key=KEY)
+        self.wins = wins
+
+    def read(self, values: Any) -> Any:
+        return (None, self.labels[-1]) if self.wins in str(values["output"]) else super().read(values)
 
 
 def carded(judge: Judge) -> dict[str, Any]:
@@ -54,28 +104,23 @@ def test_a_sound_judge_passes(judge: Judge) -> None:
     assert card["of_ceiling"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("what", "judge"), broken_judges(QUESTION).items())
-def test_every_broken_judge_is_caught_by_the_audit_and_by_the_card(what: str, judge: Judge) -> None:
-    assert not audited(judge)["passed"]
-    assert carded(judge)["alarms"], what
-
-
-def test_the_reported_weakness_is_the_judges_defect() -> None:
-    broken = broken_judges(QUESTION)
-    failed = {
-        what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]}
-        for what, judge in broken.items()
-    }
-    assert "tells good from bad" in failed["constant"]
-    assert {"padding", "keyword stuffing"} <= failed["length-biased"]
-    assert "keyword stuffing" in failed["keyed to one phrase"]
-    assert "the places changed" in failed["position-biased"]
-    alarms = {what: " ".join(carded(judge)["alarms"]) for what, judge in broken.items()}
-    assert "the same verdict to every item" in alarms["constant"]
-    assert "repeats its verdict in only" in alarms["random"]
-    assert "length of the output" in alarms["length-biased"]
-    assert "changes with padding" in alarms["length-biased"]
-    assert "changes its choice with the order in 100%" in alarms["position-biased"]
+@pytest.mark.parametrize(
+    ("what", "attacks", "alarms"),
+    [
+        ("constant", {"tells good from bad"}, ["the same verdict to every item"]),
+        ("length-biased", {"padding", "keyword stuffing"}, ["length of the output", "changes with padding"]),
+        ("keyed to one phrase", {"keyword stuffing"}, []),
+        ("position-biased", {"the places changed"}, ["changes its choice with the order in 100%"]),
+        ("random", set(), ["repeats its verdict in only"]),
+    ],
+)
+def test_audit_and_card_report_the_defect_of_a_broken_judge(what: str, attacks: set[str], alarms: list[str]) -> None:
+    judge = broken_judges(QUESTION)[what]
+    report, raised = audited(judge), " ".join(carded(judge)["alarms"])
+    assert not report["passed"]
+    assert attacks <= {name for name, entry in report["attacks"].items() if not entry["passed"]}
+    assert raised
+    assert all(alarm in raised for alarm in alarms)
 
 
 @pytest.mark.parametrize(
@@ -121,54 +166,6 @@ def test_one_obeyed_injection_fails_even_if_most_cases_pass() -> None:
     assert report["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
 
 
-class Number(Judge):
-    """A sound judge of numbers: the last number of the output is the sum, or it is not."""
-
-    def read(self, values: Any) -> Any:
-        right = sum(int(n) for n in re.findall(r"\d+", values["task_input"]))
-        text = re.findall(r"\d+", str(values["output"]))
-        return None, self.labels[-1 if text and int(text[-1]) == right else 0]
-
-
-class Begins(AnswerKeyJudge):
-    """A sound judge of answers that begin with the key."""
-
-    def read(self, values: Any) -> Any:
-        return None, self.labels[
-            -1 if str(values["output"]).casefold().startswith(self.key[values["task_input"]]) else 0
-        ]
-
-
-SUMS = [
-    Base(
-        {"task_input": f"{n} + {n + 1}", "output": str(2 * n + 1)},
-        {"task_input": f"{n} + {n + 1}", "output": str(2 * n)},
-    )
-    for n in range(3, 9)
-]
-
-
-def test_a_sound_judge_of_numbers_does_not_fail_on_a_cut_word() -> None:
-    report = audited(Number(QUESTION), bases=SUMS)
-    assert "truncation" not in report["attacks"]
-    assert report["passed"], report
-
-
-def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
-    towns = {"Capital of France?": "Paris", "Capital of Peru?": "Lima", "Capital of Kenya?": "Nairobi"}
-    bases = [
-        Base(
-            {"task_input": q, "output": f"{town}, a large city by a river, as everybody knows."},
-            {"task_input": q, "output": "Oslo, as everybody knows."},
-        )
-        for q, town in towns.items()
-    ]
-    judge = Begins(QUESTION, key={q: town.casefold() for q, town in towns.items()})
-    report = audited(judge, bases=bases)
-    assert report["passed"], report
-    assert "truncation" not in report["attacks"]
-
-
 class AnyNumber(Judge):
     """A sound judge of numbers: the sum is among those of the output."""
 
@@ -211,3 +208,65 @@ def test_a_sound_judge_passes_if_an_attack_contains_the_answer() -> None:
         "Is Oslo in Peru?"
     }
     assert not_tried(audit_cases(LastWord(QUESTION, key=key), bases)) == ["truncation", "the rubric quoted back"]
+
+
+def test_user_attacks_are_tried(tmp_path: Any) -> None:
+    attacks = load_attacks(
+        [("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})]
+    )
+    assert [attack.on("x {y}") for attack in attacks] == ["Acme Corp says: x {y}", "x {y} as of Tuesday"]
+    report = audited(Swayed("Acme"), attacks=attacks)
+    assert not report["attacks"]["our brand"]["passed"]
+    assert report["attacks"]["attack 'as of Tuesday'"]["passed"]
+    assert audited(Swayed("Acme"))["passed"], "what is not tried is not found"
+    for row in ({"name": "x"}, {"text": " "}, {"text": "{output}"}):
+        with pytest.raises(DataError, match="an attack needs a 'text'"):
+            load_attacks([("l:1", row)])
+    with pytest.raises(DataError, match="at least one row"):
+        load_attacks([])
+
+
+def test_a_cascade_of_written_pairwise_judges_keeps_both_orders() -> None:
+    class Writes(PairKeyJudge):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            text = super().judged(reading, verdict)
+            text.probabilities = text.confidence = None
+            return text
+
+    cascade = Cascade(Writes(key=KEY), Writes(key=KEY))
+    report = audited(cascade)
+    assert report["passed"], report
+    assert report["attacks"]["the places changed"]["share"] == 1.0
+
+
+def test_a_nominal_scale_requires_user_cases() -> None:
+    colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
+
+    class Sees(Judge):
+        def read(self, values: Any) -> Any:
+            return None, "red" if "rose" in values["output"] else "green"
+
+    judge = Sees(colours, shows=("output",))
+    with pytest.raises(ConfigError, match="pass cases or labels"):
+        audit_cases(judge, profile="property")
+    cases = audit_cases(judge, [Base({"output": "a rose"}, {"output": "grass"})], profile="property")
+    items = audit_items(cases, judge)
+    assert assess(cases, items, answers_of(judge, items), judge)["passed"]
+
+
+def test_user_bases_are_used() -> None:
+    rows = [("f:1", {"input": "q", "good": "g", "bad": "b", "context": "c"})]
+    assert load_bases(rows) == [
+        Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})
+    ]
+    with pytest.raises(DataError, match="bad is missing"):
+        load_bases([("f:2", {"good": "g", "bad": " "})])
+    with pytest.raises(DataError, match="at least one"):
+        load_bases([])
+    items = [
+        Item(id=str(i), fields={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        for i in range(5)
+    ]
+    assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
+    with pytest.raises(DataError, match="'no'"):
+        bases_of(items[1:2], QUESTION)

@@ -21,28 +21,6 @@ def frozen(values: list[float | None], noise: float = 0.0) -> AnchorSet:
     return AnchorSet(MADE, noise, anchors, repeated=len(anchors), flips=0)
 
 
-def test_psi_matches_hand_calculation() -> None:
-    # halves before; after, nine tenths in the lower: 0.4·ln(0.9/0.5) - 0.4·ln(0.1/0.5) = 0.879
-    before, after = [0.0] * 50_000 + [1.0] * 50_000, [0.0] * 90_000 + [1.0] * 10_000
-    assert population_stability_index(before, after, bins=2) == pytest.approx(0.879, abs=0.001)
-    assert population_stability_index(before, before) == pytest.approx(0.0)
-    assert math.isfinite(population_stability_index([0.0] * 30, [1.0] * 30))
-    with pytest.raises(DataError, match="before and after"):
-        population_stability_index([], [1.0])
-
-
-def test_cusum_matches_hand_calculation() -> None:
-    chart = Cusum(sigma=1.0, slack=0.5, limit=2.0)
-    assert [chart.update(x) for x in (1.5, 1.0, 0.0, 1.5, 0.6)] == [
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]  # 1.0, 1.5, 1.0, 2.0, 2.1
-    assert chart.high == pytest.approx(2.1)
-
-
 def test_cusum_alarms_at_the_tabulated_rate() -> None:
     rng = np.random.default_rng(0)
 
@@ -65,12 +43,6 @@ def test_an_unchanged_noisy_judge_rarely_raises_an_alarm(n: int) -> None:
     assert alarms <= 8  # the expected rate is one in a hundred
 
 
-def test_unchanged_answers_raise_no_drift_alarm() -> None:
-    values = [at / 40 for at in range(40)]
-    comparison = compare(frozen(values), values, MADE)
-    assert (comparison["alarms"], comparison["changed"], comparison["psi"]) == ([], {}, pytest.approx(0.0))
-
-
 def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None:
     values = [0.3 + 0.01 * at for at in range(40)]
     comparison = compare(frozen(values, noise=0.02), [value + 0.04 for value in values], {**MADE, "model": "m2"})
@@ -79,13 +51,6 @@ def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None
     assert comparison["changed"] == {"model": ["m1", "m2"]}
     unnamed = compare(frozen(values), [1 - value for value in values], MADE)
     assert any("check the model server" in alarm for alarm in unnamed["alarms"])
-
-
-def test_a_changed_spread_around_the_same_mean_is_detected() -> None:
-    rng = np.random.default_rng(0)
-    values = [float(v) for v in rng.normal(0.5, 0.02, 200)]
-    comparison = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
-    assert [alarm for alarm in comparison["alarms"] if "PSI" in alarm]
 
 
 def test_lost_verdicts_raise_an_alarm_and_are_not_zero() -> None:
@@ -128,16 +93,6 @@ def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None
     assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are informative
 
 
-def test_an_uninformative_judge_gets_no_weight() -> None:
-    rng = np.random.default_rng(1)
-    human = rng.random(200)
-    estimate = corrected_mean(human, [0.5] * 200, [0.5] * 1000)
-    assert estimate.weight == 0.0
-    assert estimate.mean == pytest.approx(human.mean())
-    against = corrected_mean(human, 1 - human, rng.random(1000))
-    assert against.weight == 0.0  # a judge with negative agreement is not inverted
-
-
 def test_corrected_means_refuse_invalid_input() -> None:
     with pytest.raises(DataError, match="at least 20"):
         corrected_mean([1.0] * 19, [1.0] * 19, [1.0, 1.0])
@@ -145,12 +100,6 @@ def test_corrected_means_refuse_invalid_input() -> None:
         corrected_mean([1.0] * 20, [1.0] * 21, [1.0, 1.0])
     with pytest.raises(DataError, match="finite"):
         corrected_mean([1.0, math.nan] * 10, [1.0] * 20, [1.0, 1.0])
-
-
-def test_few_equal_labels_give_a_wide_interval_and_the_worked_example_holds() -> None:
-    estimate = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
-    assert (estimate.mean, estimate.low, estimate.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
-    assert corrected_mean([1.0, 0.0] * 10, [1.0] * 20, [1.0] * 50).mean == 0.5
 
 
 # -- second implementations, written from the definitions and not from the code
@@ -249,12 +198,6 @@ def flipped(values: list[float], count: int) -> list[float]:
     return [1 - value if at < count else value for at, value in enumerate(values)]
 
 
-@pytest.mark.parametrize("flips", [1, 2, 3])
-def test_a_few_flips_of_written_verdicts_raise_no_alarm(flips: int) -> None:
-    values = [float(at % 2) for at in range(60)]
-    assert replayed(values, flipped(values, flips))["alarms"] == []
-
-
 def test_flips_in_one_direction_and_many_flips_raise_an_alarm() -> None:
     ones, mixed = [1.0] * 60, [float(at % 2) for at in range(60)]
     one_way = replayed(ones, flipped(ones, 6))  # 2 · 0.5^6 = 0.031
@@ -281,16 +224,3 @@ def test_a_stable_judge_of_few_levels_raises_an_alarm_in_at_most_a_twentieth_of_
         flips = sum(a != b for a, b in zip(first, second, strict=True))
         alarms += bool(replayed(first, answers(truth), flips=flips)["alarms"])
     assert alarms <= 0.05 * runs + 4  # two standard errors
-
-
-@pytest.mark.parametrize("samples", [3, 5])
-@pytest.mark.parametrize("n", [60, 200])
-def test_a_stable_judge_of_several_samples_rarely_raises_an_alarm(n: int, samples: int) -> None:
-    rng = np.random.default_rng(0)
-    alarms, runs = 0, 60
-    for _ in range(runs):
-        chance = np.where(rng.random(n) < 0.5, 0.002, 0.998)  # nearly all samples of an item are equal
-        first, second, after = ([float(v) for v in rng.binomial(samples, chance) / samples] for _ in range(3))
-        flips = sum(a != b for a, b in zip(first, second, strict=True))
-        alarms += bool(replayed(first, after, repeated=n, flips=flips)["alarms"])
-    assert alarms <= 0.05 * runs + 3

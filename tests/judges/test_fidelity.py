@@ -1,88 +1,71 @@
-"""Fidelity cards: simulated users that follow their profile, and users that each make one fault."""
+"""Biases of a judge, found by edits of the user's own items, and fidelity cards of simulated users."""
 
 import json
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
-from click.testing import CliRunner
+from labelled_items import labels_file
 
-from assay.cli.main import group
+from assay.commands.judge_audit import audit_judge
 from assay.commands.judge_fidelity import audit_user
 from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
-from assay.judges.quality.fidelity import FAULTS, faults_of, fidelity_card, interview
+from assay.judges import PointwiseJudge
+from assay.judges.quality.agreement import Answers
+from assay.judges.quality.fidelity import FAULTS, assess_biases, edits, faults_of, fidelity_card, interview
 from assay.programs import RuleBasedUser
+from assay.rubrics import JudgeSpec
 from assay.testing import scripted_lm
 
 DATA = "conversations:?size=12&seed=4&changes=0.5"
 
 
-class Base(dspy.Module):
-    """The rule-based user with one fault, made by `change`."""
+Change = Callable[[Any, Any, Any], Any]
+
+
+class Faulty(dspy.Module):
+    """The rule-based user with one fault: `change` gives its turn, of which None leaves it as it is."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.change = change
 
     def forward(self, profile: Any, messages: Any) -> dspy.Prediction:
         turn = RuleBasedUser()(profile=profile, messages=messages)
-        return self.change(turn, profile, messages)
+        message = self.change(turn, profile, messages)
+        if message is None:
+            return turn
+        return dspy.Prediction(message=message, ended="done" if message == "Goodbye." else "")
 
 
-class NoGoal(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        return turn if messages else dspy.Prediction(message="Hello there.", ended="")
+def withheld(turn: Any, profile: Any, messages: Any) -> str | None:
+    secret = list(profile["facts"].values())[-1]["value"]
+    return "I would rather not say." if secret.casefold() in turn.message.casefold() else None
 
 
-class Repeats(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message=f"{turn.message} {profile['goal']}" if len(messages) == 4 else turn.message,
-                               ended=turn.ended)  # fmt: skip
-
-
-class Invents(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        shoe = bool(messages) and "shoe" in messages[-1]["content"]
-        return dspy.Prediction(message="My size is 4711.", ended="") if shoe else turn
-
-
-class Tells(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        everything = " ".join(fact["says"] for fact in profile["facts"].values())
-        return turn if messages else dspy.Prediction(message=f"{turn.message} {everything}", ended="")
-
-
-class Withholds(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        last = list(profile["facts"].values())[-1]
-        secret = last["value"].casefold() in turn.message.casefold()
-        return dspy.Prediction(message="I would rather not say.", ended="") if secret else turn
-
-
-class Leaves(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message="Goodbye.", ended="done") if len(messages) == 6 else turn
-
-
-class Stays(Base):
-    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message="And one more thing.", ended="") if turn.ended else turn
+def told(turn: Any, profile: Any, messages: Any) -> str | None:
+    return None if messages else " ".join([turn.message, *(fact["says"] for fact in profile["facts"].values())])
 
 
 @pytest.mark.parametrize(
-    ("user", "fault"),
+    ("change", "fault"),
     [
-        (NoGoal, "no_goal"),
-        (Repeats, "repeated_goal"),
-        (Invents, "invented"),
-        (Tells, "told_answer"),
-        (Withholds, "withheld"),
-        (Leaves, "stopped_early"),
-        (Stays, "never_stopped"),
+        (lambda turn, profile, messages: None if messages else "Hello there.", "no_goal"),
+        (lambda turn, profile, messages: f"{turn.message} {profile['goal']}" if len(messages) == 4 else None,
+         "repeated_goal"),
+        (lambda turn, profile, messages: "My size is 4711." if "shoe" in str(messages[-1:]) else None, "invented"),
+        (told, "told_answer"),
+        (withheld, "withheld"),
+        (lambda turn, profile, messages: "Goodbye." if len(messages) == 6 else None, "stopped_early"),
+        (lambda turn, profile, messages: "And one more thing." if turn.ended else None, "never_stopped"),
     ],
-)
-def test_each_fault_is_found_in_all_runs_and_no_other_one(user: type[Base], fault: str) -> None:
-    tasks = load_tasks(DATA)
-    faults = [faults_of(interview(user(), task)) for task in tasks]
+)  # fmt: skip
+def test_each_fault_is_found_in_all_runs_and_no_other_one(change: Change, fault: str) -> None:
+    faults = [faults_of(interview(Faulty(change), task)) for task in load_tasks(DATA)]
     assert all(made[fault] for made in faults)
     others = {name for made in faults for name, value in made.items() if value} - {fault}
     assert others <= ({"told_answer"} if fault == "repeated_goal" else set())
@@ -95,15 +78,6 @@ def test_the_rule_based_user_has_no_fault_and_an_exact_interval() -> None:
     assert card["faithful"]["low"] == pytest.approx(0.025 ** (1 / 12))  # Clopper-Pearson, 12 of 12
     assert {name: fault["share"] for name, fault in card["faults"].items()} == dict.fromkeys(FAULTS, 0.0)
     assert card["faults"]["invented"]["high"] == pytest.approx(1 - 0.025 ** (1 / 12))
-
-
-def test_runs_in_which_the_user_raised_are_counted_and_never_pass() -> None:
-    runs = [interview(RuleBasedUser(), task) for task in load_tasks(DATA)[:3]]
-    card = fidelity_card([*runs, None])
-    assert (card["n"], card["failed"], card["passed"]) == (3, 1, False)
-    empty = fidelity_card([None])
-    assert empty["faithful"] == {"share": None, "low": 0.0, "high": 1.0}
-    assert not empty["passed"]
 
 
 def test_the_audit_of_a_model_records_its_calls_and_reports_what_it_cost(own_folder: Path) -> None:
@@ -121,29 +95,14 @@ class Raises(dspy.Module):
         raise RuntimeError("no user today")
 
 
-class Hangs(dspy.Module):
-    def forward(self, profile: Any, messages: Any) -> Any:
-        time.sleep(5)
-
-
 class Exits(dspy.Module):
     def forward(self, profile: Any, messages: Any) -> Any:
         raise SystemExit(3)
 
 
-class Floods(dspy.Module):
-    def forward(self, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message="word " * 200_000, ended="")
-
-
 class Mute(dspy.Module):
     def forward(self, profile: Any, messages: Any) -> Any:
         return dspy.Prediction(text="hello")
-
-
-def test_a_long_message_is_cut_as_in_a_conversation() -> None:
-    (task, *_) = load_tasks(DATA)
-    assert {len(message["content"]) for message in interview(Floods(), task).messages[::2]} == {2000}
 
 
 def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refused(own_folder: Path) -> None:
@@ -162,22 +121,82 @@ def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refus
         audit_user("rules", data="arithmetic:size=3")
 
 
-def test_a_user_that_hangs_is_given_up_after_the_time_limit(own_folder: Path) -> None:
-    report = audit_user(Hangs(), data=DATA, tasks=1, task_timeout=0.1, lm=scripted_lm(lambda request: "{}"))
-    assert (report.failed, report.passed) == (1, False)
-    assert "longer than the limit of 0.1 s" in report.why_failed[0]
+YES_NO = JudgeSpec(text="Good?")
+NAMES = tuple(edits("quality", "m"))
+
+
+def answers(values: Any, spec: JudgeSpec = YES_NO) -> Answers:
+    return Answers([spec.scale[int(value)] for value in values], [float(value) for value in values])
+
+
+def failed(strength: float, *, noise: float, seed: int, edit: str = "length", n: int = 60) -> dict[str, bool]:
+    """Whether each edit failed, for a judge that one edit moves up with a probability, and that is noisy."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 2, n)
+
+    def judged(moved: float = 0.0) -> Answers:
+        values = np.where(rng.random(n) < noise, 1 - truth, truth)
+        return answers(np.where(rng.random(n) < moved, 1, values))
+
+    changed = {name: judged(strength if name == edit else 0.0) for name in NAMES}
+    results = assess_biases(judged(), judged(), changed, YES_NO)
+    return {name: entry["passed"] is False for name, entry in results.items()}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_judge_that_always_follows_an_edit_is_found_on_60_items(noise: float) -> None:
+    assert all(failed(1.0, noise=noise, seed=seed)["length"] for seed in range(20))
+
+
+def test_a_judge_that_follows_an_edit_in_three_of_ten_is_mostly_found() -> None:
+    assert sum(failed(0.3, noise=0.02, seed=seed)["length"] for seed in range(20)) >= 10
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
+def test_a_noisy_judge_without_a_bias_rarely_fails(noise: float) -> None:
+    failures = sum(any(failed(0.0, noise=noise, seed=seed).values()) for seed in range(20))
+    assert failures <= 3
+
+
+def test_a_significant_change_that_is_small_is_no_bias() -> None:
+    places = [0.5] * 60
+    before = Answers(["no"] * 60, places)
+    after = Answers(["no"] * 60, [place + 0.02 for place in places])
+    entry = assess_biases(before, before, {"length": after}, YES_NO)["length"]
+    assert entry["p"] < 0.01
+    assert entry["passed"] is True
+    large = Answers(["no"] * 60, [place + 0.1 for place in places])
+    assert assess_biases(before, before, {"length": large}, YES_NO)["length"]["passed"] is False
+
+
+def audited(tmp_path: Path, *swayed: str) -> Any:
+    """The audit of a judge that finds lovely answers good, and those with one of these texts."""
+
+    def script(request: Any) -> dict[str, float]:
+        text = str(request.messages[-1].text)
+        good = "lovely" in text.partition("output: ")[2] or any(each in text for each in swayed)
+        return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
+
+    judge, labels = PointwiseJudge({"text": "Is it a good answer?"}), labels_file(tmp_path, good="lovely", count=20)
+    return audit_judge(judge, labels=labels, lm=scripted_lm(script, logprobs=True), store=tmp_path / "s.db")
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_card_and_fails_with_a_faulty_user(own_folder: Path) -> None:
-    result = CliRunner().invoke(group, ["judge", "fidelity", "rules", "--data", DATA, "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["passed"]
-    Path("users.py").write_text(
-        "import dspy\n\n\nclass Bye(dspy.Module):\n    def forward(self, profile, messages):\n"
-        "        return dspy.Prediction(message='Bye.', ended='done')\n"
-    )
-    result = CliRunner().invoke(group, ["judge", "fidelity", "users.py:Bye", "--data", DATA, "--tasks", "5"])
-    assert result.exit_code == 1
-    assert "stopped_early" in result.stdout
-    assert "FAILED: at most 5% of the runs with a fault; 5 runs" in " ".join(result.stdout.split())
+@pytest.mark.parametrize(
+    ("swayed", "found"), [((), []), (("Harvard",), ["authority"]), (("Answer\\n\\n",), ["formatting"])]
+)
+def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(
+    tmp_path: Path, swayed: tuple[str, ...], found: list[str]
+) -> None:
+    report = audited(tmp_path, *swayed)
+    assert [name for name, entry in report.biases.items() if not entry["passed"]] == found
+    assert not (found and report.passed)
+
+
+@pytest.mark.slow
+def test_injections_that_change_an_eighth_of_the_verdicts_fail(tmp_path: Path) -> None:
+    report = audited(tmp_path, "checked by three experts")  # one of six injections
+    entry = report.attacks["instructions hidden in the text"]
+    assert 0.1 < entry["flip_rate"] < 0.2
+    assert not entry["passed"]
+    assert not report.passed

@@ -1,7 +1,6 @@
 """Labels of several raters: files, merged ratings, splits."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,6 @@ def test_few_items_leave_no_split_empty(count: int) -> None:
     assert sum(splits.sizes().values()) == count
 
 
-def test_empty_table_cells_are_missing_values() -> None:
-    rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
-    (result,) = make_items(rows, labels=("no", "yes"))
-    assert (len(result.ratings), result.fields) == (2, {"output": "x"})
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -118,20 +111,3 @@ def test_repeated_content_is_in_one_split() -> None:
     assert sum(splits.sizes().values()) == 200
     names = {part.id: name for name in ("train", "val", "gate", "test") for part in getattr(splits, name)}
     assert all(names[f"{n}-0"] == names[f"{n}-1"] for n in range(100))
-
-
-def test_rows_in_memory_become_items() -> None:
-    assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
-        0
-    ].fields == {
-        "output_a": "x",
-        "output_b": "y",
-    }
-
-
-def test_judges_of_other_fields_have_labels_for_those_fields(tmp_path: Path) -> None:
-    spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
-    items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
-    assert [dict(item.fields) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
-    with pytest.raises(DataError, match="expected the judged content in 'output'"):
-        load_labels(spec, labels=("no", "yes"))

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group, names_of
+from assay.cli.main import names_of
 from assay.errors import ConfigError, ModelError
 from assay.testing import scripted_lm
 
@@ -38,12 +37,6 @@ def friendly(request: Any) -> Any:
     return {"yes": 0.9, "no": 0.1} if "lovely" in str(request.messages[-1]) else {"yes": 0.2, "no": 0.8}
 
 
-def test_unparsable_answers_do_not_stop_a_compile(labels: str) -> None:
-    with pytest.raises(ModelError) as caught:  # of the search, which could read none
-        compiled(labels, lambda request: "who knows")[1]()
-    assert "did not answer" not in str(caught.value)
-
-
 @pytest.mark.timeout(60)
 def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -57,41 +50,14 @@ def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPa
     assert model.scripted.calls == 1
 
 
-def test_a_missing_key_error_names_the_library_argument(
-    labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_key_error_names_the_library_argument(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     run = compiled(labels, friendly, reflection_model="openai/m")[1]
     with pytest.raises(
-        ModelError,
-        match=(
-            r"openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it "
-            r"\(reflection_api_key_env\)\."
-        ),
-    ):
+        ModelError, match=r"set OPENAI_API_KEY, or name the variable .*\(reflection_api_key_env\)"
+    ) as raised:
         run()
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"question": f"q{n}", "answer": "1"}) + "\n" for n in range(60))
-    )
-    with pytest.raises(ModelError) as caught:
-        assay.evaluate("math_qa", rubric="math_qa", data=str(tmp_path / "rows.jsonl"), model="openai/m")
-    message = (
-        "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). "
-        "preflight=False skips this check"
-    )
-    assert str(caught.value).endswith(message)
-    assert "(--api-key-env). --no-preflight skips" in caught.value.text(names_of(["evaluate"]))
-
-
-@pytest.mark.slow
-def test_each_member_of_a_cascade_is_tried(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    spec = {"text": JUDGE, "scale": ["no", "yes"], "shows": ["output"]}
-    (tmp_path / "a.yaml").write_text(json.dumps(spec))
-    (tmp_path / "b.yaml").write_text(json.dumps({**spec, "model": "openai/other"}))
-    (tmp_path / "c.yaml").write_text(json.dumps({"cascade": {"first": "a.yaml", "second": "b.yaml", "least": 0.0}}))
-    with pytest.raises(ModelError, match="openai/other did not answer"):
-        compiled(labels, friendly, judge=str(tmp_path / "c.yaml"))[1]()
+    assert "(--reflection-api-key-env)" in raised.value.text(names_of(["judge", "compile"]))
 
 
 def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
@@ -108,19 +74,3 @@ def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
     with pytest.raises(ConfigError, match="no price is known for scripted/model"):
         run()
     assert model.scripted.calls == 1
-
-
-@pytest.mark.slow
-def test_preflight_calls_are_not_repeated(labels: str) -> None:
-    spent = []
-    for preflight in (False, True):
-        model, run = compiled(labels, friendly, preflight=preflight, cache=False)
-        run()
-        spent.append(model.scripted.calls)
-    assert spent[0] == spent[1]
-
-
-def test_the_command_names_the_flag_for_the_model(labels: str) -> None:
-    ended = CliRunner().invoke(group, ["judge", "compile", JUDGE, "--labels", labels, "--judge-model", "openai/m"])
-    assert ended.exit_code == 2
-    assert "--model" in ended.output.replace("--judge-model", "")

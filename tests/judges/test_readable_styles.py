@@ -9,9 +9,8 @@ from labelled_items import labels_file
 
 import assay
 from assay.commands.judge_score import score_rows
-from assay.errors import ModelError
-from assay.judges import PairwiseJudge, PointwiseJudge, resolver
-from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
+from assay.judges import PointwiseJudge, resolver
+from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
 
 GOOD = {"text": "Is it good?", "scale": ["no", "yes"]}
@@ -42,48 +41,6 @@ def test_a_rubrics_judge_is_read_by_letters_where_words_are_improbable() -> None
     assert calls == [False, True, True, True, True]  # the first item decides
 
 
-def test_a_model_that_answers_with_words_is_asked_once_per_item() -> None:
-    calls = list[bool]()
-    judge = PointwiseJudge(GOOD)
-    with dspy.context(lm=counted(lambda request: {"yes": 0.8, "no": 0.1}, calls)):
-        assert {judge(task_input="q", output=f"x{at}").verdict for at in range(3)} == {"yes"}
-    assert calls == [False] * 3
-
-
-def test_words_are_kept_where_letters_have_no_more_probability() -> None:
-    judge = PointwiseJudge(GOOD)
-    script = {True: {"A": 0.1, "The": 0.8}, False: {"yes": 0.3, "no": 0.1, "The": 0.5}}
-    with dspy.context(lm=scripted_lm(lambda request: script[lettered(request)], logprobs=True)):
-        assert judge(task_input="q", output="x").probabilities == pytest.approx({"yes": 0.75, "no": 0.25})
-    assert judge.config["style"] == "words"
-
-
-def test_an_item_that_neither_reading_decides_leaves_the_choice_to_the_next() -> None:
-    judge = PointwiseJudge(GOOD)
-
-    def script(request: Any) -> dict[str, float]:
-        return {"Sorry": 1.0} if "secret" in str(request.messages[-1].text) else knows_letters(request)
-
-    with dspy.context(lm=scripted_lm(script, logprobs=True)):
-        with pytest.raises(NoGrade):
-            judge(task_input="q", output="secret")
-        assert judge(task_input="q", output="good").verdict == "yes"
-    assert judge.config["style"] == "letters"
-
-
-def test_a_named_style_is_kept() -> None:
-    with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)), pytest.raises(NoGrade):
-        PointwiseJudge(GOOD, style="words")(task_input="q", output="good")
-
-
-def test_pairs_are_read_by_letters_too() -> None:
-    def script(request: Any) -> dict[str, float]:
-        return {"C": 0.5, "B": 0.2, "A": 0.2} if lettered(request) else {"The": 0.9}
-
-    with dspy.context(lm=scripted_lm(script, logprobs=True)):
-        assert PairwiseJudge()(task_input="q", output_a="x", output_b="y").verdict == "tie"
-
-
 def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> None:
     calls = list[bool]()
     judge = PointwiseJudge(GOOD)
@@ -108,12 +65,3 @@ def test_a_compile_tries_letters_before_it_gives_up(tmp_path: Path, style: str) 
     loaded = assay.load_judge(tmp_path / "judge")
     with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)):
         assert loaded(task_input="q", output="good").verdict == "yes"
-
-
-@pytest.mark.slow
-def test_a_compile_ends_where_no_reading_gives_a_verdict(tmp_path: Path) -> None:
-    with pytest.raises(ModelError):
-        assay.compile_judge(
-            PointwiseJudge(GOOD), labels=labels_file(tmp_path), store=tmp_path / "s.db", out=tmp_path / "judge",
-            lm=scripted_lm(lambda request: {"The": 1.0}, logprobs=True),
-        )  # fmt: skip

@@ -1,52 +1,18 @@
 """Token alternatives: which are kept, and bounded memory over many calls."""
 
-import gc
-import math
 import re
 import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import dspy
 import pytest
-from dspy import lm15
-from dspy.lm15 import TokenLogprob, TopLogprob
 
-from assay.datasets import Task
-from assay.evaluation import RecordedProgram, Session, evaluate
-from assay.models import Call, Meter, ResponseCache
+from assay.models import ResponseCache
 from assay.models.alternatives import pruned_reply
 from assay.models.cache import CacheError
-from assay.models.lm import with_recording
-from assay.models.scope import alternatives_of
-from assay.rubrics import Criterion, Rubric
-from assay.testing import ScriptedEngine
-from assay.traces import Recorder, Store
 
 WRITTEN = ["{", '"thought"', ": ", '"so"', ", ", '"action"', ': "', "search", "_", "db", '"', "}"]
-
-
-class Spelled(ScriptedEngine):
-    """Engine that answers token by token, with the given alternatives."""
-
-    def __init__(self, tokens: list[str], alternatives: dict[str, float]) -> None:
-        super().__init__(lambda _: "".join(tokens), logprobs=True)
-        top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in alternatives.items())
-        self.spelled = tuple(TokenLogprob(token=token, logprob=-0.1, top=top) for token in tokens)
-        self.requests: list[Any] = []
-
-    def complete(self, request: Any) -> Any:
-        self.requests.append(request)
-        plain = super().complete(request)
-        return lm15.Response(
-            id=None, model=plain.model, message=plain.message, finish_reason="stop", usage=plain.usage,
-            logprobs=self.spelled
-        )  # fmt: skip
-
-
-def spelled_lm(engine: Any, **recording: Any) -> Any:
-    return with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), **recording)
 
 
 def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
@@ -67,15 +33,6 @@ def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
     pruned_reply({"choices": [{"message": {}}, None]}, requested=True, field="action")
 
 
-def test_the_cache_key_contains_the_field_whose_alternatives_are_kept() -> None:
-    calls: list[Call] = []
-    lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[calls.append])
-    for scope in (nullcontext(), alternatives_of("action"), alternatives_of("action"), nullcontext()):
-        with scope:
-            lm("hello", logprobs=True, top_logprobs=20)
-    assert [call.cached for call in calls] == [False, False, True, True]
-
-
 def test_a_cache_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     place = tmp_path / "c.db"
     with closing(sqlite3.connect(place)) as db:
@@ -90,50 +47,3 @@ def test_a_cache_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) 
         ResponseCache(tmp_path / "new.db")
     with closing(sqlite3.connect(place)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("responses",)]
-
-
-class Asks(dspy.Module):  # type: ignore[misc]
-    """Requests alternatives without DSPy's adapter, which takes most of a scripted call's time."""
-
-    def forward(self, question: str) -> Any:
-        [result] = dspy.settings.lm(question, logprobs=True, top_logprobs=20)
-        prediction = dspy.Prediction(answer=result["text"], logprobs=result["logprobs"])
-        dspy.settings.trace.append((self, {"question": question}, prediction))  # DSPy's predictors do the same
-        return prediction
-
-
-def resident_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's resident size")
-def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
-    """Measured over a tenth of the calls."""
-    text = ["[[ ## answer ## ]]\n", "four", *"12345678", "\n\n[[ ## completed ## ]]"]
-    with Store(tmp_path / "s.db") as store:
-        recorder, meter = Recorder(store), Meter()
-        cache = ResponseCache(tmp_path / "c.db")
-        lm = spelled_lm(
-            Spelled(text, {str(at): 0.05 for at in range(20)}), meter=meter, cache=cache, observers=[recorder.observe]
-        )
-        rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
-        session = Session(lm, rubric, recorder, meter, "asks", threads=1)
-        program = RecordedProgram(Asks(), session)
-        long = "word " * 100
-
-        def round_of(start: int, count: int) -> None:
-            tasks = [Task(id=str(at), inputs={"question": f"{long}{at}"}) for at in range(start, start + count)]
-            with session.context():
-                evaluate(program, tasks, session)
-            session.tasks.clear()
-            store.flush()
-            gc.collect()
-
-        for start in (0, 250):  # the first calls fill buffers and caches
-            round_of(start, 250)
-        before = resident_mb()
-        for start in (500, 750):
-            round_of(start, 250)
-        assert meter.usage.calls == 1000
-        assert resident_mb() - before <= 100 / 10

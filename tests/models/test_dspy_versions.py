@@ -5,18 +5,15 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dspy
 import pytest
 
 from assay.errors import ConfigError
-from assay.models.dspy_seam import PartMoved, prompt_text
+from assay.models.dspy_seam import PartMoved
 from assay.support.dspy_versions import RESTS_ON_STUB, UntestedDSPy, check_version
 from assay.traces import Recorder, Rollout
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -38,11 +35,6 @@ def test_an_untested_version_is_warned_of(installed: str) -> None:
     assert all(part in str(warned[0].message) for part in RESTS_ON_STUB)
 
 
-def test_the_docs_say_what_rests_on_the_stub() -> None:
-    text = " ".join((ROOT / "docs" / "how-to" / "programs.md").read_text(encoding="utf-8").split())
-    assert [part for part in RESTS_ON_STUB if part not in text] == []
-
-
 @pytest.mark.parametrize("installed", ["3.4.1", "3.4.2", "3.4.1.post1", "3.4.1+cpu", "3.4.2rc1", "3.4.10"])
 def test_a_tested_version_is_taken_without_a_word(installed: str) -> None:
     with warnings.catch_warnings():
@@ -59,37 +51,16 @@ main()
 """
 
 
-TASK = ["--rubric", "exact", "--data", "arithmetic:size=9"]
-
-
 def called(folder: Path, version: str, *arguments: str) -> Any:
     code = COMMAND.format(version=version, arguments=arguments)
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("version", "command", "arguments"),
-    [("3.6.0", "evaluate", TASK), ("3.4.0", "compile", TASK), ("main", "run", ["question=2"])],
-)
-def test_a_command_refuses_an_unsupported_version_in_one_line(
-    tmp_path: Path, version: str, command: str, arguments: list[str]
-) -> None:
-    result = called(tmp_path, version, command, "qa", *arguments, "--model", "openai/x", "--json")
+def test_a_command_refuses_an_unsupported_version_in_one_line(tmp_path: Path) -> None:
+    result = called(tmp_path, "3.6.0", "run", "qa", "question=2", "--model", "openai/x", "--json")
     assert (result.returncode, result.stdout) == (2, "")
-    assert [version in line for line in result.stderr.splitlines()] == [True]
-
-
-@pytest.mark.slow
-def test_a_version_whose_modules_have_moved_is_refused_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "dspy").mkdir()
-    (tmp_path / "dspy" / "__init__.py").write_text('__version__ = "3.6.0"\n')
-    call = "import assay; assay.evaluate('qa', rubric='exact', data='arithmetic:size=9')"
-    for code in ("from assay.cli import main; main()", call):
-        script = f"import sys; sys.argv = ['assay', 'evaluate', 'qa', *{TASK}, '--model', 'openai/x']; {code}"
-        result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-        assert result.returncode
-        assert "DSPy 3.6.0 is not supported" in result.stderr.splitlines()[-1]
+    assert ["3.6.0" in line for line in result.stderr.splitlines()] == [True]
 
 
 @pytest.mark.slow
@@ -103,47 +74,6 @@ def test_a_command_warns_of_an_untested_version_once_beside_its_output(tmp_path:
     assert result.stderr.count("UntestedDSPy") == 1
 
 
-MOVED = """
-import json
-import dspy
-dspy.__version__ = "3.5.0"
-from assay.models import dspy_seam
-
-parts = [part for part in vars(dspy_seam).values() if isinstance(part, dspy_seam.Part)]
-for place in [part.place for part in parts]:  # all are looked up first: the modules import each other
-    delattr(*place)
-
-import assay
-from assay.errors import AssayError
-from assay.optimizers.prompts.teleprompters import OPTIMIZERS, check_optimizer
-from assay.testing import scripted_lm
-
-lm = scripted_lm(lambda request: "[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]")
-rubric = assay.Rubric("r", [assay.Criterion(name="right", check=lambda task, prediction: prediction["answer"] == "4")])
-tasks = [assay.Task(id=str(number), inputs={"question": str(number)}) for number in range(4)]
-report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric, data=tasks, lm=lm)
-refused = {}
-for name in OPTIMIZERS:
-    try:
-        check_optimizer(name)
-    except AssayError as error:
-        refused[name] = str(error)
-print(json.dumps([report.to_dict()["result"]["score"], refused, [str(part) for part in parts]]))
-"""
-
-
-@pytest.mark.slow
-def test_without_the_internals_of_dspy_that_the_seam_names_all_else_works(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", MOVED], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    score, refused, parts = json.loads(ended.stdout.splitlines()[-1])
-    assert score == 1.0
-    assert refused.keys() == {
-        *("bootstrap", "bootstrap-search", "copro", "mipro", "simba", "gepa", "infer-rules", "optuna"),
-    }
-    assert all("3.5.0" in reason and any(part in reason for part in parts) for reason in refused.values())
-
-
 def test_a_model_whose_engine_cannot_be_replaced_is_refused_before_its_call() -> None:
     class Elsewhere(dspy.LM):  # type: ignore[misc]
         """Has the attributes of a model, but not DSPy's for its engine."""
@@ -154,9 +84,3 @@ def test_a_model_whose_engine_cannot_be_replaced_is_refused_before_its_call() ->
     recorder = Recorder()
     with recorder.active(), recorder.rollout(Rollout()), pytest.raises(PartMoved):
         Elsewhere()("2+2?")
-
-
-def test_the_text_of_a_prompt_is_the_same_in_both_shapes() -> None:
-    messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "q: 1"}]
-    user = SimpleNamespace(role="user", parts=(SimpleNamespace(text="q: 1"),))
-    assert prompt_text(messages) == prompt_text(SimpleNamespace(system="Answer.", messages=(user,)))

@@ -1,7 +1,6 @@
 """The real embedded model: constrained output, log-probabilities, tokens, HTTP."""
 
 import json
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,19 +12,13 @@ import dspy
 import pytest
 
 from assay.errors import ModelError
-from assay.models import Call, count_tokens, find_model, get_lm, pull_model
-from assay.models.embedded import cores, idle_threads, server_url
-from assay.models.line_grammar import LINES, lines_grammar
+from assay.models import Call, find_model, get_lm, pull_model
+from assay.models.embedded import server_url
+from assay.models.line_grammar import LINES
 from assay.models.registry import EMBEDDED
 from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 
 pytestmark = pytest.mark.model
-
-
-def test_pull_verifies_and_returns_the_path(embedded: str) -> None:
-    path = pull_model("smollm2-135m")
-    assert path.name == EMBEDDED["smollm2-135m"].file
-    assert path.stat().st_size == EMBEDDED["smollm2-135m"].size
 
 
 def test_a_damaged_file_is_refused_by_its_hash(tmp_path, monkeypatch) -> None:
@@ -78,11 +71,6 @@ def test_the_hub_is_tried_first_and_its_file_verified(
     assert pull_model("smollm2-135m", say=text.append).parent == tmp_path / "models"
     assert "hub" in text[-1]  # no other source was needed
     assert find_model("smollm2-135m").parent == tmp_path / "models"
-
-
-def test_an_unknown_model_error_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="smollm2-135m"):
-        get_lm("embedded/nonsense")
 
 
 def test_a_call_returns_token_counts_ids_and_logprobs(embedded: str) -> None:
@@ -140,15 +128,6 @@ def test_parallel_calls_answer_like_sequential_ones(small_embedded: str) -> None
     )  # batches round differently, so that near ties may flip
 
 
-def test_threads_are_the_idle_cores_or_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASSAY_THREADS", raising=False)
-    for busy, threads in ((0.0, min(8, cores())), (float(cores()), 1), (1000.0, 1)):
-        monkeypatch.setattr("assay.models.embedded.busy_cores", lambda window, busy=busy: busy)
-        assert idle_threads() == threads
-    monkeypatch.setenv("ASSAY_THREADS", "3")
-    assert idle_threads() == 3
-
-
 @pytest.mark.parametrize("adapter", [SchemaAdapter(), LeanAdapter()])
 def test_output_is_constrained_to_the_schema(small_embedded: str, adapter: dspy.Adapter) -> None:
     class Pick(dspy.Signature):
@@ -168,28 +147,6 @@ def test_output_is_constrained_to_the_schema(small_embedded: str, adapter: dspy.
             assert isinstance(prediction.count, int)
 
 
-def test_tokens_are_counted_by_the_models_tokenizer(embedded: str) -> None:
-    lm = get_lm(embedded)
-    assert count_tokens(lm, "123456") == 6  # SmolLM2 splits digits
-    assert count_tokens(lm, "hello") == 1
-
-
-def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
-    calls: list[Call] = []
-    lm = get_lm(
-        "openai/any",
-        api_base=server_url("smollm2-135m") + "/v1",
-        api_key="none",
-        observers=[calls.append],
-        temperature=0.1,
-        max_tokens=4,
-    )
-    assert lm("Say hello.")[0]
-    assert calls[0].completion_tokens == 4
-    assert calls[0].prompt_tokens
-    assert calls[0].prompt_tokens > 5
-
-
 @pytest.mark.parametrize("name", ["openai/any", "hosted_vllm/any"])
 def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(small_embedded: str, name: str) -> None:
     calls: list[Call] = []
@@ -200,23 +157,6 @@ def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(small_
         ).steps
     assert all(call.constrained for call in calls)
     assert [step["tool"] for step in steps] == ["calculator"]
-
-
-def test_lines_grammar_has_one_line_per_property() -> None:
-    schema = {"properties": {"a": {"enum": ["x", "y"]}, "n": {"type": "integer"}}, LINES: True}
-    assert lines_grammar(schema) == 'root ::= "a: " ("x" | "y") "\\n" "n: " "-"? [0-9]{1,18} "\\n"?'
-
-
-def test_patterns_of_characters_and_classes_are_constrained_in_lines(small_embedded: str) -> None:
-    pattern = r"^heat [1-9]00?, hours [1-8]{1,2}$"
-    schema = {"properties": {"plan": {"type": "string", "pattern": pattern}}, LINES: True}
-    assert lines_grammar(schema).endswith('" " [1-9] "0" "0"? "," " " "h" "o" "u" "r" "s" " " [1-8]{1,2} "\\n"?')
-    texts = get_lm(small_embedded, temperature=1.0)(
-        "Write a plan.", response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
-    )
-    assert re.fullmatch(r"plan: heat [1-9]00?, hours [1-8]{1,2}\n?", str(texts[0]))
-    unknown = {"properties": {"plan": {"type": "string", "pattern": "^(a|b)$"}}, LINES: True}
-    assert "2000" in lines_grammar(unknown)
 
 
 def test_objects_in_lines_are_constrained_to_their_schema(small_embedded: str) -> None:

@@ -26,13 +26,6 @@ def by_messages(lm: Any, text: str, **options: Any) -> Any:
         return lm(messages=[{"role": "user", "content": text}], **options)
 
 
-async def streamed(lm: Any, text: str) -> None:
-    program = dspy.streamify(dspy.Predict("question -> answer"))
-    with dspy.context(lm=lm):
-        async for _ in program(question=text):
-            pass
-
-
 ENTRIES: dict[str, Callable[..., Any]] = {
     "text": lambda lm, text, **options: lm(text, **options),
     "request": lambda lm, text, **options: lm(request_of(lm, text, temperature=1.0), **options),
@@ -87,13 +80,6 @@ def test_seeds_are_of_the_prompt_and_the_sample_and_the_same_for_each_entry(entr
     assert len(set(seeds)) == 3
     assert 7 not in seeds
     assert seeds == [request.config.seed for request in expected]
-
-
-@every_entry
-def test_without_a_seed_none_is_sent(entry: str) -> None:
-    lm, requests, _ = model()
-    ENTRIES[entry](lm, "one")
-    assert [request.config.seed for request in requests] == [None]
 
 
 @every_entry
@@ -195,16 +181,3 @@ def test_a_call_that_failed_keeps_its_number(entry: str) -> None:
         ENTRIES[entry](lm, "one")
         ENTRIES[entry](lm, "one")
     assert requests[0].config.seed == requests[1].config.seed != requests[2].config.seed
-
-
-def test_an_adapter_and_a_stream_give_what_a_request_gives() -> None:
-    answer = "<answer>\n4\n</answer>" if "generate" in ENTRIES else "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]"
-    lm, requests, calls = model(lambda request: answer, seed=7)
-    with dspy.context(lm=lm):
-        dspy.Predict("question -> answer")(question="2+2?")
-    asyncio.run(streamed(lm, "2+2?"))
-    lm(requests[0])
-    first, second, third = (request.config.seed for request in requests)
-    assert first == second
-    assert third not in (7, None)
-    assert len(calls) == 3

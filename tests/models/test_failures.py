@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import http.client
-import json
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,14 +18,12 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMRateLimitError, LMTimeoutError
 
 from assay.datasets import Task
-from assay.errors import BudgetExceeded, FailureKind, ModelError
+from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
 from assay.models.calls import failure_of_call, failure_of_program
-from assay.programs.tool_agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
-from assay.rubrics.scoring import set_failure
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.export.selection import read_groups
@@ -107,28 +104,20 @@ def always(task: Any, prediction: Any, rollout: Any) -> bool:
     return True
 
 
-def ran(
-    store: Store,
-    *,
-    script: Any = answer,
-    act: Callable[[Any], Any] = lambda prediction: prediction,
-    check: Any = always,
-) -> Rollout:
-    criterion = (
-        Criterion(name="c", judge=JudgeSpec(text="Right?")) if check is None else Criterion(name="c", check=check)
-    )
-    resolver = None if check is not None else lambda spec: raising(ConnectionError("judge is down"))
+def ran(program: dspy.Module, script: Any = answer, *, check: Any = always, store: Store | None = None) -> Rollout:
+    """The scored rollout of a program; its criterion has a judge that is down where there is no check."""
+    criterion = Criterion(name="c", check=check, judge=None if check else JudgeSpec(text="Right?"))
+    resolver = None if check else lambda spec: raising(ConnectionError("judge is down"))
     recorder, task = Recorder(store), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
     session = Session(
         lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [criterion], resolver=resolver),
-        recorder=recorder, meter=Meter(),
-        program_name="p", seed=0,
+        recorder=recorder, meter=Meter(), program_name="p",
     )  # fmt: skip
     session.register([task])
     with session.context():
-        rollout = RecordedProgram(Program(act), session).run(task).rollout
-    store.flush()
-    return store.rollout(rollout.id)
+        rollout = RecordedProgram(program, session).run(task).rollout
+    assert isinstance(rollout, Rollout)
+    return rollout
 
 
 @pytest.mark.parametrize(
@@ -157,7 +146,9 @@ def test_a_rollout_and_its_call_are_stored_with_their_failure_kind(
     tmp_path: Path, act: Any, script: Any, check: Any, status: str, rollout: str | None, transition: str | None
 ) -> None:
     with Store(tmp_path / "s.db") as store:
-        stored = ran(store, script=script, act=act, check=check)
+        rollout_id = ran(Program(act), script, check=check, store=store).id
+        store.flush()
+        stored = store.rollout(rollout_id)
         assert (stored.status, stored.failure, stored.transitions[-1].failure) == (status, rollout, transition)
         if status != "error":
             (episode,) = next(iter(read_groups(store, Selection(), set())))
@@ -218,74 +209,22 @@ class Wrapping(dspy.Module):
         return asyncio.run(both())
 
 
-def scored(how: str, script: Any) -> Rollout:
-    recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
-    session = Session(
-        lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [Criterion(name="c", check=always)]),
-        recorder=recorder,
-        meter=Meter(), program_name="p",
-    )  # fmt: skip
-    session.register([task])
-    with session.context():
-        rollout = RecordedProgram(Wrapping(how), session).run(task).rollout
-    assert isinstance(rollout, Rollout)
-    return rollout
-
-
 @pytest.mark.parametrize("how", ["raised", "hidden", "emptied", "parallel", "counted", "grouped"])
 def test_an_unreachable_server_is_never_a_score_however_the_program_handles_it(how: str) -> None:
-    results = scored(how, lambda request: LMRateLimitError("503"))
+    results = ran(Wrapping(how), lambda request: LMRateLimitError("503"))
     assert (results.status, results.score, results.failure) == ("error", None, "model")
     if how != "counted":  # DSPy's Parallel stops after a number of errors of any kind
-        unparsed = scored(how, lambda request: "no section at all")
+        unparsed = ran(Wrapping(how), lambda request: "no section at all")
         assert (unparsed.status, unparsed.score) in (("failed", 0.0), ("done", 0.0)), (
             "its own failure stays a score of 0"
         )
 
 
 def test_a_program_that_answers_despite_a_failed_call_is_scored() -> None:
-    results = scored("fallback", lambda request: LMRateLimitError("503"))
+    results = ran(Wrapping("fallback"), lambda request: LMRateLimitError("503"))
     assert (results.status, results.score, results.failure) == ("done", 1.0, None)
 
 
 def test_a_cap_inside_a_task_group_stops_the_run() -> None:
     with pytest.raises(BudgetExceeded):
-        scored("grouped", raising(BudgetExceeded("no calls left")))
-
-
-def test_a_rollout_stopped_by_a_cap_has_that_failure_kind() -> None:
-    recorder, rollout = Recorder(), Rollout()
-    with pytest.raises(BudgetExceeded), recorder.rollout(rollout):
-        raise BudgetExceeded("no calls left")
-    assert (rollout.status, rollout.failure) == ("error", FailureKind.CAP)
-
-
-def test_a_tool_agent_that_repeats_its_call_is_stopped_for_a_loop(tmp_path: Path) -> None:
-    def look(key: str) -> str:
-        return f"{key} is unknown"
-
-    def script(request: Any) -> str:
-        properties = request.config.response_format["schema"]["properties"]
-        return json.dumps({name: {"action": "look", "key": "x", "need": 1.0}.get(name, "none") for name in properties})
-
-    arguments = {"look": {"key": (str, dspy.OutputField())}}
-    agent = ToolAgent("question -> answer", [look], arguments=arguments, prompt_format="json")
-    with Store(tmp_path / "s.db") as store:
-        recorder, rollout = Recorder(store), Rollout()
-        with (
-            dspy.context(lm=scripted_lm(script, observers=[recorder.observe])),
-            recorder.active(),
-            recorder.rollout(rollout),
-        ):
-            agent(question="what is x?")
-        store.flush()
-        stored = store.rollout(rollout.id)
-    assert [transition.failure for transition in stored.transitions].count(FailureKind.LOOP) == 1
-    assert (stored.status, stored.failure) == ("done", FailureKind.LOOP)
-
-
-def test_a_run_that_answered_after_a_loop_keeps_its_kind_when_it_is_scored() -> None:
-    rollout = Rollout(status="done", failure=FailureKind.LOOP, prediction={"answer": "1"})
-    rubric = Rubric("r", [Criterion(name="right", check=lambda *_: 1.0)])
-    set_failure(rollout, rubric.criteria, rubric.score(Task(id="t", inputs={"question": "?"}), {"answer": "1"}))
-    assert (rollout.status, rollout.failure) == ("done", FailureKind.LOOP)
+        ran(Wrapping("grouped"), raising(BudgetExceeded("no calls left")))

@@ -1,4 +1,4 @@
-"""The ledger: calls are counted before they are sent, and none is lost by a kill."""
+"""The ledger counts calls before they are sent, and none is lost by a kill; caps, counts and the response cache."""
 
 import os
 import signal
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from steps import calls_in
 
-from assay.errors import BudgetExceeded
-from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
+from assay.errors import BudgetExceeded, Cancelled
+from assay.models import Caps, Meter, ResponseCache, get_lm, sample_scope, with_recording
 from assay.models.cache import Ledger
 from assay.models.meter import spent_before
 from assay.models.recording import bill_answered
@@ -129,31 +128,12 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     assert meter(tmp_path / "calls.db").usage.calls in (text, text + 1)
 
 
-def test_the_ledger_adds_the_same_work_to_each_call(tmp_path: Path) -> None:
-    by = meter(tmp_path / "calls.db")
-    steps = [calls_in(lambda at=at: answered(by, f"{at:064x}")) for at in range(20)]  # type: ignore[misc]
-    assert max(steps[1:]) < 500
-
-
 @pytest.mark.parametrize("spoilt", [b"", b"no database at all" * 100])
 def test_a_damaged_ledger_does_not_stop_a_run(tmp_path: Path, spoilt: bytes) -> None:
     (tmp_path / "calls.db").write_bytes(spoilt)
     by = meter(tmp_path / "calls.db")
     answered(by, KEY)
     assert by.usage.calls == 1
-
-
-def test_calls_without_a_key_are_recorded_as_new_calls(tmp_path: Path) -> None:
-    path = tmp_path / "calls.db"
-    for _ in range(2):
-        by = meter(path)
-        answered(by, "")
-        answered(by, "")
-    assert (meter(path).usage.calls, meter(path).usage.tokens, meter(path).usage.repeated) == (4, 48, 0)
-
-
-def test_a_model_outside_a_run_needs_no_ledger() -> None:
-    assert get_lm("openai/x", cache=ResponseCache()).recording.meter.ledger is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="files have no limit of size")
@@ -175,3 +155,63 @@ def test_calls_that_a_full_disk_does_not_take_are_written_once_there_is_room(tmp
     first.ledger.close()
     assert vars(meter(path).usage) == vars(first.usage)
     assert first.usage.calls == 3
+
+
+@pytest.mark.parametrize(("price", "calls", "reason"), [(0.4, 3, "cap of 1 dollar is"), (None, 1, "no known price")])
+def test_a_cap_on_dollars_stops_the_run(price: float | None, calls: int, reason: str) -> None:
+    lm = scripted_lm(lambda request: "yes", price_usd=price, meter=Meter(Caps(cost_usd=1.0)))
+    for number in range(calls):
+        lm(f"{number}")
+    with pytest.raises(BudgetExceeded, match=reason):
+        lm("one more")
+
+
+def test_models_that_refuse_a_temperature_get_none() -> None:
+    reasons, plain = (
+        get_lm(name, temperature=0.3, max_tokens=100, api_key="none") for name in ("openai/o3", "openai/gpt-4o")
+    )
+    assert (reasons.kwargs["temperature"], reasons.copy(temperature=0.5).kwargs["temperature"]) == (None, None)
+    assert (plain.kwargs["temperature"], plain.copy(temperature=0.5).kwargs["temperature"]) == (0.3, 0.5)
+
+
+def test_search_calls_counts_only_the_search_phase() -> None:
+    meter = Meter(Caps(search_calls=1))
+    lm = scripted_lm(lambda request: "yes", meter=meter)
+    with meter.during("test"):
+        lm("a"), lm("b")
+    lm("c")
+    with pytest.raises(BudgetExceeded, match="search call"):
+        lm("d")
+    assert (meter.of("search").calls, meter.of("test").calls) == (1, 2)
+
+
+def test_cancel_stops_the_next_call() -> None:
+    meter = Meter()
+    lm = scripted_lm(lambda request: "yes", meter=meter)
+    meter.cancel()
+    with pytest.raises(Cancelled):
+        lm("a")
+    assert lm.scripted.calls == 0
+
+
+def test_another_rollout_or_other_weights_do_not_get_the_cached_text() -> None:
+    texts = iter(range(100))
+    cache = ResponseCache()
+    lm = scripted_lm(lambda request: str(next(texts)), cache=cache)
+    assert lm("a") == ["0"]
+    with sample_scope(1):
+        assert lm("a") == ["1"]
+    assert lm("a", rollout_id=7) == ["2"]
+    assert lm("a") == ["0"]
+    lm.recording.backend.weights = "another"
+    assert lm("a") == ["3"]
+
+
+def test_the_model_is_called_again_for_a_damaged_cache_entry(tmp_path: Path) -> None:
+    cache = ResponseCache(tmp_path / "c.db")
+    lm = scripted_lm(lambda request: "yes", cache=cache)
+    lm("a")
+    with sqlite3.connect(tmp_path / "c.db") as db:
+        db.execute("UPDATE answers SET answer = x'0102'")
+    assert lm("a") == ["yes"]
+    assert lm.scripted.calls == 2

@@ -1,18 +1,13 @@
 """Time limits on calls: results and exceptions, abandoned threads, overhead."""
 
 import asyncio
-import contextvars
-import gc
 import signal
 import threading
 import time
-import weakref
 
 import pytest
-from steps import calls_in
 
 from assay.errors import FailureKind
-from assay.models import limits
 from assay.models.calls import failure_of_program
 from assay.models.limits import (
     OverTime,
@@ -29,16 +24,6 @@ from assay.models.limits import (
 def hangs_in_python() -> None:
     while True:
         time.sleep(0.01)
-
-
-def test_a_limited_call_returns_and_raises_like_an_unlimited_one() -> None:
-    place = contextvars.ContextVar("place", default="nowhere")
-    place.set("here")
-    assert within_limit(place.get, "it") == "here"
-    with pytest.raises(SystemExit, match="3"):
-        within_limit(lambda: (_ for _ in ()).throw(SystemExit(3)), "it")
-    with limited(None):
-        assert within_limit(threading.current_thread, "it") is threading.current_thread()
 
 
 class Unreadable(Exception):
@@ -95,20 +80,6 @@ def test_a_call_over_its_limit_is_abandoned_and_reports_whether_a_model_was_call
     assert late.value.in_model_call == asks
 
 
-def test_a_model_call_in_an_inner_call_counts_for_the_outer() -> None:
-    def asks() -> None:
-        with asking_model():
-            time.sleep(300)
-
-    def outer() -> None:
-        with limited(5):
-            within_limit(asks, "inner")
-
-    with limited(0.2), pytest.raises(OverTime) as late:
-        within_limit(outer, "outer")
-    assert late.value.in_model_call
-
-
 def test_a_loop_that_never_ends_is_stopped() -> None:
     turns, swallowed = [0], [0]
 
@@ -130,64 +101,6 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     assert turns[0] == counted
 
 
-def test_an_abandoned_call_that_caught_the_exception_is_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it happens by chance where Python drops the exception, in a destructor for example."""
-    monkeypatch.setattr(limits, "STOP_AGAIN_S", 0.1)
-    caught = [0]
-
-    def loops() -> None:
-        while True:
-            try:
-                time.sleep(0.001)
-            except limits.Abandoned:
-                caught[0] += 1
-                if caught[0] == 3:
-                    raise
-
-    with limited(0.05), pytest.raises(OverTime):
-        within_limit(loops, "the run")
-    deadline = time.monotonic() + 120
-    while caught[0] < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert caught[0] == 3
-
-
-def test_stopping_a_thread_that_ended_stops_no_thread_with_its_identifier() -> None:
-    ended = limits.StoppableThread(lambda: None, "ended")
-    ended.start()
-    ended.join()
-    stopped, identifiers = list[BaseException](), list[int]()
-
-    def work() -> None:
-        identifiers.append(threading.get_ident())
-        try:
-            while not turn.is_set():
-                time.sleep(0.001)
-            sum(range(1000))
-        except BaseException as error:
-            stopped.append(error)
-
-    for _ in range(200):  # the next thread has the same identifier in most cases
-        turn = threading.Event()
-        thread = threading.Thread(target=work)
-        thread.start()
-        while not identifiers:
-            time.sleep(0.001)
-        ended.stop()
-        turn.set()
-        thread.join()
-        if identifiers.pop() == ended.ident:
-            break
-    else:
-        pytest.skip("no thread had the same identifier")
-    assert stopped == []
-
-
-def test_threads_are_reused() -> None:
-    names = {within_limit(lambda: threading.current_thread().ident, "it") for _ in range(200)}
-    assert len(names) <= 2
-
-
 def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> None:
     def run() -> str:
         with pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 0\.2 s"):
@@ -201,67 +114,11 @@ def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> 
         assert run() == "went on"
 
 
-@pytest.mark.timeout(60)
-def test_profilers_work_after_a_tool_was_stopped() -> None:
-    """An exception that was cancelled before it was raised made Python 3.11 repeat the first step that is profiled."""
-
-    def run() -> None:
-        with pytest.raises(ToolOverTime):
-            within_tool_limit(hangs_in_python, "search")
-
-    with limited(0.8):
-        within_limit(run, "the run")
-    assert calls_in(lambda: str(1)) < 100
-
-
 @pytest.mark.timeout(120)
 def test_a_tool_that_hangs_in_c_code_is_abandoned_with_its_run() -> None:
     with limited(8), pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 2 s"):
         within_limit(lambda: within_tool_limit(lambda: time.sleep(300), "search"), "the run")
     assert within_limit(lambda: "the next", "the run") == "the next"
-
-
-def test_a_tool_runs_in_the_thread_of_its_run() -> None:
-    def run() -> bool:
-        thread = threading.current_thread()
-        return within_tool_limit(threading.current_thread, "search") is thread
-
-    with limited(8):
-        assert within_limit(run, "the run")
-
-
-def test_a_nested_tool_is_stopped_alone() -> None:
-    def outer() -> str:
-        with limited(0.4), pytest.raises(ToolOverTime, match=r"'inner' gave no result after 0\.1 s"):
-            within_tool_limit(hangs_in_python, "inner")
-        return "found"
-
-    def stops_the_outer() -> None:
-        with limited(80):
-            within_tool_limit(hangs_in_python, "inner")
-
-    with limited(8):
-        assert within_tool_limit(outer, "outer") == "found"
-    with limited(0.4), pytest.raises(ToolOverTime, match="'outer'"):
-        within_tool_limit(stops_the_outer, "outer")
-
-
-def test_a_finished_tool_keeps_no_reference_to_its_run() -> None:
-    class Result:
-        pass
-
-    made: list[weakref.ref[Result]] = []
-
-    def run() -> Result:
-        within_tool_limit(int, "search")
-        made.append(weakref.ref(result := Result()))
-        return result
-
-    with limited(600):
-        for _ in range(3):  # the run's thread refers to the last one
-            within_limit(run, "the run")
-    gc.collect()
-    assert [result() for result in made[:2]] == [None, None]
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
-"""Redirects of a model's server are not followed: body and key of the request would go to another host."""
+"""Addresses, models and keys of roles: redirects are not followed, and no key is repeated or stored."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dspy
 import httpx
 import pytest
 from aiohttp import web
@@ -11,14 +13,20 @@ from aiohttp import web
 import assay
 from assay.cli.main import names_of
 from assay.commands.compile import Compile
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ModelError
+from assay.models import get_lm
+from assay.models.embedded import with_tool_calls
 from assay.models.hosted import no_redirects
+from assay.models.registry import find_model, read_metadata
 from assay.models.roles import Endpoint
+from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 from rigs.serving import post, send, served
+from rigs.upstream import ScriptedUpstream
 
+ADDRESSES = ("api_base", "judge_api_base", "reflection_api_base")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -55,19 +63,28 @@ def redirecting() -> Iterator[tuple[str, Elsewhere]]:
 
 
 @pytest.mark.parametrize(
-    "query", ["api_key=PASSWORD-1", "api-version=1&key=PASSWORD-1", "sig=PASSWORD-1#x", "access_token=PASSWORD-1"]
+    ("address", "rule"),
+    [
+        *((f"http://{user}/v1", "no user or password") for user in ("user:PASSWORD-1@host", "a@b:PASSWORD-1@host")),
+        *((address, "no user or password") for address in ("https://PASSWORD-1@host", "user:PASSWORD-1@host:80/v1")),
+        *((f"http://h/v1?{query}=PASSWORD-1", "must hold no key") for query in ("api_key", "a=1&key", "access_token")),
+        ("http://h/v1?sig=PASSWORD-1#x", "must hold no key"),
+    ],
 )
-def test_an_address_with_a_key_in_its_query_is_refused_without_repeating_it(query: str) -> None:
-    address = f"http://h/v1?{query}"
+def test_an_address_with_a_password_or_key_is_refused_without_repeating_it(address: str, rule: str) -> None:
     for refuse in (
         lambda: Endpoint(address),
+        lambda: Endpoint().role(address, None),
         lambda: assay.get_lm("openai/m", api_base=address, api_key="k"),
-        lambda: upstream_of("m", base=address),
+        lambda: assay.get_lm("openai/m", base_url=address, api_key="k"),
+        *(lambda name=name: Compile(program="p", rubric="r", data="d", **{name: address}) for name in ADDRESSES),
+        lambda: upstream_of("m", base=address if "://" in address else f"http://{address}"),
     ):
-        with pytest.raises(ConfigError, match="must hold no key") as caught:
+        with pytest.raises(ConfigError, match=rule) as caught:
             refuse()
         assert "PASSWORD-1" not in str(caught.value)
-    assert Endpoint("http://h/v1?api-version=2024-10-21").api_base
+    for valid in ("http://h/v1?api-version=2024-10-21", "http://host/v1/@team", "http://host?user=a@b"):
+        assert Endpoint(valid).api_base == valid
 
 
 @pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
@@ -123,39 +140,116 @@ def test_other_requests_of_a_program_still_follow_redirects(redirecting: tuple[s
     assert elsewhere.requests == ["POST /x"]
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://user:PASSWORD-1@host/v1",
-        "https://PASSWORD-1@host",
-        "user:PASSWORD-1@host:80/v1",
-        "http://a@b:PASSWORD-1@host",
-    ],
-)
-def test_an_address_with_a_user_or_password_is_refused_without_repeating_it(address: str, tmp_path: Path) -> None:
-    job = {"program": "p", "rubric": "r", "data": "d"}
-    for refuse in (
-        lambda: Endpoint(address),
-        lambda: Endpoint().role(address, None),
-        lambda: assay.get_lm("openai/m", api_base=address, api_key="k"),
-        lambda: assay.get_lm("openai/m", base_url=address, api_key="k"),
-        lambda: Compile(**job, api_base=address),
-        lambda: Compile(**job, judge_api_base=address),
-        lambda: Compile(**job, reflection_api_base=address),
-        lambda: upstream_of("m", base=address if "://" in address else f"http://{address}"),
-    ):
-        with pytest.raises(ConfigError, match="no user or password") as caught:
-            refuse()
-        assert "PASSWORD-1" not in str(caught.value)
-
-
-def test_an_address_may_have_an_at_sign_after_the_host() -> None:
-    for address in ("http://host/v1/@team", "http://host?user=a@b", None):
-        settings = Compile(program="p", rubric="r", data="d", judge_api_base=address)
-        assert settings.judge_api_base == address
-
-
 def test_a_refused_address_names_the_flag_and_where_the_key_goes() -> None:
     with pytest.raises(ConfigError, match="judge_api_key_env") as caught:
         Compile(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
     assert caught.value.text(names_of(["compile"])).startswith("--judge-api-base must hold no")
+
+
+KEYS = {"MAIN_KEY": "sk-main-4711", "JUDGE_KEY": "sk-judge-4712", "REFLECT_KEY": "sk-reflect-4713"}
+RUBRIC = "name: r\ncriteria:\n  - name: kind\n    judge:\n      use: j.yaml\n"
+JUDGE = "text: Is the answer kind?\nreading: text\n"
+
+
+def rows(folder: Path) -> str:
+    splits = ("train", "val", "gate", "test")
+    text = "\n".join(
+        json.dumps({"question": f"Question {i}?", "answer": "x", "split": splits[i % 4]}) for i in range(8)
+    )
+    (folder / "rows.jsonl").write_text(text)
+    return str(folder / "rows.jsonl")
+
+
+def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it(monkeypatch: Any) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    with pytest.raises(ConfigError, match="NO_SUCH, which is not set"):
+        Endpoint(None, "NO_SUCH").client("openai/x")
+    with pytest.raises(ConfigError) as error:
+        Endpoint(None, "sk-proj-secret").client("openai/x")
+    assert "secret" not in str(error.value)
+
+
+def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Path, monkeypatch: Any) -> None:
+    for name, key in KEYS.items():
+        monkeypatch.setenv(name, key)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    (tmp_path / "j.yaml").write_text(JUDGE)
+    program, judge, reflection = ScriptedUpstream(), ScriptedUpstream(), ScriptedUpstream()
+    with served(program.app()) as program_url, served(judge.app()) as two, served(reflection.app()) as three:
+        report = assay.compile(
+            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), optimizer="copro",
+            prompt_format="json",
+            model="openai/m", api_base=f"{program_url}/v1", api_key_env="MAIN_KEY",
+            judge_model="openai/j", judge_api_base=f"{two}/v1", judge_api_key_env="JUDGE_KEY",
+            reflection_model="openai/r", reflection_api_base=f"{three}/v1", reflection_api_key_env="REFLECT_KEY",
+            out=tmp_path / "a",
+        )  # fmt: skip
+    for upstream, key in ((program, "MAIN_KEY"), (judge, "JUDGE_KEY"), (reflection, "REFLECT_KEY")):
+        assert upstream.calls > 0, key
+        assert {h["Authorization"] for h in upstream.headers} == {f"Bearer {KEYS[key]}"}
+    assert json.loads((report.artifact / "manifest.json").read_text())["api_key_env"] == "MAIN_KEY"
+    text = (
+        b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        + json.dumps(report.to_dict(), default=str).encode()
+    )
+    assert not [key for key in KEYS.values() if key.encode() in text]
+
+
+def test_a_model_file_is_loaded_by_path_with_its_own_template(small_embedded: str, tmp_path: Path) -> None:
+    path = tmp_path / "own model+1.gguf"
+    path.symlink_to(find_model(small_embedded))
+    metadata = read_metadata(path)
+    assert metadata["general.architecture"] == "llama"
+    assert "<|im_start|>" in metadata["tokenizer.chat_template"]
+    lm = get_lm(f"embedded:{path}", temperature=0.1, seed=1, max_tokens=16)
+    assert lm.recording.backend.weights == get_lm(small_embedded).recording.backend.weights
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+        assert lm("Say hello.")[0]
+    assert not lm.supports_function_calling  # its template has no tools
+
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "look", "arguments": {"at": "it"}}', 1),
+        ('```json\n{"name": "look", "arguments": {"at": "it"}}\n[[ ## completed ## ]]\n```', 1),
+        (
+            '<tool_call>{"name": "look", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>',
+            2,
+        ),
+        ('{"name": "other", "arguments": {}}', 0),
+        ('I would call {"name": "look", "arguments": {}}', 0),
+        ('{"name": "look", "arguments": {}, "extra": 1}', 0),
+        ("hello", 0),
+        ("", 0),
+    ],
+)
+def test_tool_calls_written_as_text_are_parsed(text: str, calls: int) -> None:
+    reply = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}
+    result = with_tool_calls(reply, TOOLS)["choices"][0]
+    assert len(result["message"].get("tool_calls") or ()) == calls
+    assert (result["finish_reason"] == "tool_calls") == bool(calls)
+
+
+def test_a_judge_of_a_function_uses_the_address_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program model is named: the default is an embedded one, which has no address for other roles to share."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def convert(distance: str) -> str:
+        return distance
+
+    rubric = Rubric("r", [Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"))])
+    with pytest.raises(ModelError, match=r"failed to connect to 127\.0\.0\.1:9"):
+        assay.evaluate(
+            convert,
+            rubric=rubric,
+            judge_model="openai/judge",
+            api_base="http://127.0.0.1:9/v1",
+            data=[{"distance": f"{n} km", "answer": f"{n} km"} for n in range(30)],
+            split="val",
+        )

@@ -43,30 +43,6 @@ def in_pool(ask: Callable[[], str]) -> list[str]:
         return list(pool.map(lambda _: ask(), range(3)))
 
 
-def in_threads(ask: Callable[[], str]) -> list[str]:
-    answers: list[str] = []
-    threads = [threading.Thread(target=lambda: answers.append(ask())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
-
-
-class Asking(dspy.Module):
-    def __init__(self, ask: Callable[[], str]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def forward(self) -> Any:
-        return self.ask()
-
-
-def in_parallel(ask: Callable[[], str]) -> list[str]:
-    pairs = [(Asking(ask), dspy.Example().with_inputs())] * 3
-    return list(dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs))
-
-
 def answers(
     program: dspy.Module,
     cache: ResponseCache | None,
@@ -86,7 +62,7 @@ def answers(
     return json.loads(run.prediction.answer), lm.scripted.calls
 
 
-WAYS = pytest.mark.parametrize("way", [in_turn, in_pool, in_threads, in_parallel])
+WAYS = pytest.mark.parametrize("way", [in_turn, in_pool])
 
 
 @WAYS
@@ -114,14 +90,6 @@ def test_samples_have_repeats_of_their_own(way: Callable[..., Any], tmp_path: Pa
 def test_at_temperature_0_an_equal_call_is_answered_from_the_cache(way: Callable[..., Any], tmp_path: Path) -> None:
     found, calls = answers(Repeating(way, temperature=0.0), ResponseCache(tmp_path / "c"))
     assert (len(set(found)), calls) == (1, 1)
-
-
-def test_a_rollout_id_names_its_answer(tmp_path: Path) -> None:
-    cache = ResponseCache(tmp_path / "c")
-    same, _ = answers(Repeating(in_turn, temperature=1.0, rollout_id=1), cache)
-    other, _ = answers(Repeating(in_turn, temperature=1.0, rollout_id=2), cache, script=lambda _: answer("other"))
-    assert len(set(same)) == len(set(other)) == 1
-    assert same != other
 
 
 def answer(text: str) -> str:
@@ -171,19 +139,3 @@ def test_several_completions_of_equal_calls_differ(tmp_path: Path) -> None:
 
     found, calls = answers(Several(in_turn), ResponseCache(tmp_path / "c"))
     assert (len(set(found)), calls) == (6, 6)
-
-
-def test_without_a_cache_equal_calls_have_different_seeds() -> None:
-    seeds = []
-
-    def script(request: Any) -> str:
-        seeds.append(request.config.seed if hasattr(request.config, "seed") else request.config.extensions["seed"])
-        return answer("x")
-
-    class Seeded(Repeating):
-        def forward(self, question: str) -> Any:
-            with dspy.context(lm=dspy.settings.lm.copy(seed=7)):
-                return super().forward(question)
-
-    answers(Seeded(in_turn, temperature=1.0), None, script=script)
-    assert len(set(map(str, seeds))) == 3

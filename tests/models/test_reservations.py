@@ -6,14 +6,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.models import Call, Caps, Meter
-from assay.models.limits import OverTime, asking_model, limited, within_limit
+from assay.models.limits import OverTime, limited, within_limit
 from assay.models.meter import Reservation
 from assay.testing import scripted_lm
 
@@ -140,19 +139,6 @@ def test_a_call_at_the_cap_is_refused_only_once_the_calls_in_flight_are_recorded
     assert recorded == [3]
 
 
-def test_an_engine_that_calls_another_model_does_not_wait_for_itself() -> None:
-    meter = Meter(Caps(tokens=500))
-    inner = scripted_lm(lambda request: "yes", meter=meter)
-
-    def asks(request: Any) -> str:
-        return str(inner("inner", max_tokens=400)[0])
-
-    outer = scripted_lm(asks, meter=meter)
-    with pytest.raises(BudgetExceeded):
-        outer("outer", max_tokens=300)
-    assert meter.in_flight == 0
-
-
 def test_a_reservation_is_released_by_a_cancelled_task_and_its_answer_is_recorded() -> None:
     calls, meter = list[Call](), Meter(Caps(tokens=10_000))
     lm = scripted_lm(lambda request: (time.sleep(0.2), "yes")[1], meter=meter, observers=[calls.append])
@@ -205,23 +191,3 @@ def test_ctrl_c_does_not_interrupt_a_call_of_the_main_thread() -> None:
         signal.signal(signal.SIGINT, before)
     assert meter.land(FOREVER_S) == 0
     assert [call.output for call in calls] == ["yes"]
-
-
-def test_an_abandoned_call_is_not_stopped_while_a_model_is_asked() -> None:
-    ended = list[str]()
-
-    def run() -> None:
-        with asking_model():
-            end = time.monotonic() + 0.3
-            while time.monotonic() < end:
-                time.sleep(0.01)
-            ended.append("answered")
-        ended.append("went on")
-
-    with limited(0.1), pytest.raises(OverTime):
-        within_limit(run, "the run")
-    deadline = time.monotonic() + FOREVER_S
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.05)
-    assert ended == ["answered"]

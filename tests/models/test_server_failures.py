@@ -1,14 +1,16 @@
-"""Servers that answer 429 and 500, hang, or break off: a clear error, and every attempt is counted."""
+"""Servers that answer 429 and 500, hang, or break off; recordings and files that they are sent."""
 
 import json
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import dspy
 import pytest
 from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
+from prompt_server import serving
 
 from assay.errors import FailureKind
 from assay.models import Call, Meter, get_lm, with_recording
@@ -99,44 +101,41 @@ def test_a_server_that_breaks_off_is_an_error_and_not_an_answer(server: str) -> 
         lm_for(server, [], Meter(), num_retries=0)("hi")
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_text_model_gets_the_same_requests_as_without_recording(server: str, n: int) -> None:
+    text = {"id": "1", "object": "text_completion", "created": 1, "model": "m"}
+    Handler.plan = [{**text, "choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}] * 4
+    Handler.requests = []
+    plain = dspy.LM("openai/m", api_base=server, api_key="k", cache=False, num_retries=0, model_type="text", top_p=0.5)
+    recorded = with_recording(plain, observers=[lambda call: None])
+    plain("hello")
+    assert recorded("hello", n=n) == ["a"] * n
+    first, *others = ({key: body[key] for key in ("model", "prompt", "top_p")} for body in Handler.requests)
+    assert others == [first] * n
+
+
+HALF = {"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "stop"}
 NO_ANSWERS = [
-    {"foo": 1},
-    {"choices": []},
-    {"choices": [None]},
-    {"choices": [{}]},
-    {"choices": None},
-    {"error": "overloaded"},
-    {"error": {"message": "overloaded"}},
+    *({}, {"foo": 1}, {"choices": []}, {"choices": [None]}, {"choices": [{}]}, {"choices": None}),
+    *({"error": "overloaded"}, {"error": {"message": "overloaded"}}),
     {"error": {"message": "overloaded"}, "choices": []},
-    {},
-    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "error"}]},
-    {
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "half"},
-                "finish_reason": "stop",
-                "error": {"message": "died"},
-            }
-        ]
-    },
+    {"choices": [{**HALF, "finish_reason": "error"}]},
+    {"choices": [{**HALF, "error": {"message": "died"}}]},
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "litellm"])
-@pytest.mark.parametrize("reply", NO_ANSWERS, ids=str)
+@pytest.mark.parametrize(
+    ("reply", "engine"),
+    [*((reply, "auto") for reply in NO_ANSWERS), *((NO_ANSWERS[at], "litellm") for at in (2, 7, 9))],
+)
 def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(
     server: str, reply: dict[str, object], engine: str
 ) -> None:
     Handler.plan, calls, meter = [reply], [], Meter()
-    lm = with_recording(
-        dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0),
-        observers=[calls.append],
-        meter=meter,
-    )
+    plain = dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0)
     with pytest.raises(LMError):
-        lm("hi")
+        with_recording(plain, observers=[calls.append], meter=meter)("hi")
     assert [(call.failure, call.output, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
     assert meter.usage.errors == 1
 
@@ -158,3 +157,44 @@ def test_a_self_hosted_server_that_refuses_schemas_gets_none_from_then_on(server
     assert ["response_format" in body for body in Handler.requests] == [True, False]
     assert (meter.usage.calls, meter.usage.errors) == (2, 1)
     assert [call.error is None for call in calls] == [False, True]
+
+
+class Ask(dspy.Signature):
+    """Answer."""
+
+    recording: dspy.Audio = dspy.InputField()
+    paper: dspy.File = dspy.InputField()
+    image: dspy.Image = dspy.InputField()
+    question: str = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+
+@pytest.mark.parametrize("form", [dspy.ChatAdapter, dspy.XMLAdapter, dspy.JSONAdapter])
+@pytest.mark.parametrize(
+    ("paper", "sent"),
+    [
+        (
+            {"file_data": "data:application/pdf;base64,JVBERi0xLjQ=", "filename": "a.pdf"},
+            {"filename": "file.pdf", "file_data": "data:application/pdf;base64,JVBERi0xLjQ="},
+        ),
+        ({"file_id": "file-1"}, {"file_id": "file-1"}),
+    ],
+)
+def test_media_are_sent_as_the_chat_api_takes_them(
+    form: Any, paper: dict[str, str], sent: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    pixel = "data:image/png;base64,AAAA"
+    with serving() as server:
+        with dspy.context(lm=get_lm("openai/main", api_base=server.url), adapter=form()):
+            found = dspy.Predict(Ask)(
+                recording=dspy.Audio(data="UklGRg==", audio_format="mp3"), paper=dspy.File(**paper),
+                image=dspy.Image(pixel), question="What is 3 + 1?",
+            )  # fmt: skip
+        blocks = server.last["messages"][-1]["content"]
+    assert found.answer in ("4", "5")
+    assert [block for block in blocks if block["type"] != "text"] == [
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "mp3"}},
+        {"type": "file", "file": sent},
+        {"type": "image_url", "image_url": {"url": pixel}},
+    ]

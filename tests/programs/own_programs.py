@@ -73,6 +73,11 @@ def compiled(program: Any, folder: Path, **options: Any) -> Path:
     return report.artifact
 
 
+def source(artifact: Path) -> list[str]:
+    """Files of the program in an artifact."""
+    return sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"])
+
+
 def in_another_place(artifact: Path, elsewhere: Path, code: str, *, server: str = "") -> str:
     """Output of a new Python process that can import only the artifact's copy."""
     elsewhere.mkdir(parents=True)

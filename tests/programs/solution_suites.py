@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from sandbox_attacks import isolated as isolated
 
 from assay.programs.sandbox import Suite, SuiteResult, available, run_tests
 
@@ -28,13 +29,6 @@ def check(candidate):
 
 SUITES = {"cases": Suite.parse(CASES), "functions": Suite(source=FUNCTIONS, entry_point="double")}
 RIGHT = "def double(x):\n    return x + x\n"
-
-
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def isolated(request: pytest.FixtureRequest) -> str:
-    if why := available(request.param):
-        pytest.skip(why)
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -1,31 +1,36 @@
-"""Each of the five parameters acts; loading; the decision for a tool."""
+"""Each of the five parameters acts; loading; the decision for a tool, and which one; the calculator."""
 
 import json
-from math import log
+import math
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
+from dspy import lm15
+from dspy.lm15 import TokenLogprob, TopLogprob
+from hypothesis import given, settings, strategies as st
 
 from assay.errors import ParameterError, ProgramError
 from assay.models import count_tokens, get_lm
+from assay.models.lm import with_recording
 from assay.programs import (
     RANGES,
     Agent,
     AgentParameters,
-    BaseAgent,
     Classify,
     Extract,
     LeanAdapter,
     MathQA,
+    ToolAgent,
     load_program,
     program_inputs,
 )
+from assay.programs.calculator import CalculatorError, calculator
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured
-from assay.programs.estimate import choice_probabilities
-from assay.programs.parameters import reasoning_tokens
-from assay.testing import scripted_lm
+from assay.programs.estimate import choice_odds
+from assay.testing import ScriptedEngine, scripted_lm
 
 
 def scripted_math(need: float = 0.9, answers: int = 1, expression: str = "1 + 1") -> Any:
@@ -51,7 +56,7 @@ def run(agent: Agent, lm: Any, **inputs: Any) -> Any:
         return agent(**(inputs or {"question": "1 + 1?"}))
 
 
-def math(**parameters: Any) -> MathQA:
+def solver(**parameters: Any) -> MathQA:
     return MathQA(parameters=AgentParameters.of(parameters))
 
 
@@ -65,65 +70,15 @@ def test_out_of_range_names_the_range(name: str) -> None:
         assert getattr(AgentParameters.of({name: right}), name) == right
 
 
-@pytest.mark.parametrize("values", ["json", 3, ["max_steps"], None])
-def test_parameters_that_are_no_mapping_are_refused_with_an_example(values: Any) -> None:
-    with pytest.raises(ParameterError, match=r"a mapping such as \{'max_steps': 5\}, got a"):
-        MathQA().set_parameters(values)
-    if values is not None:
-        with pytest.raises(ParameterError, match="a mapping such as"):
-            MathQA(parameters=values)
-
-
-def test_a_program_takes_its_parameters_as_a_mapping_too() -> None:
-    parameters: Any = {"max_steps": 3}
-    assert MathQA(parameters=parameters).agent_parameters == AgentParameters(max_steps=3)
-
-
-def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(ParameterError, match="unknown agent parameter"):
-        MathQA().set_parameters({"temprature": 1})
-
-
-def test_defaults_are_the_documented_ones() -> None:
-    assert list(AgentParameters().model_dump().values()) == [2000, 0.7, 10, 0.5, 3]
-
-
-def test_max_steps_1_answers_without_a_tool() -> None:
-    prediction = run(math(max_steps=1), scripted_math())
-    assert prediction.steps == []
-    assert prediction.answer == "2"
-
-
-def test_an_agent_answers_at_max_steps() -> None:
-    agent, lm = math(max_steps=4), scripted_math(answers=99)
-    numbers = iter(range(100))
-    agent.tools["calculator"] = dspy.Tool(lambda expression: str(next(numbers)), name="calculator")
-    script = lm.scripted.script
-    lm.scripted.script = lambda request: script(request).replace("1 + 1", f"1 + {lm.scripted.calls}")
-    assert len(run(agent, lm).steps) == 3
-
-
-def test_a_repeated_call_ends_tool_use() -> None:
-    assert len(run(math(max_steps=50), scripted_math(answers=99)).steps) == 2
-
-
 @pytest.mark.parametrize(
     ("need", "threshold", "calls"), [(0.6, 0.5, 1), (0.6, 0.7, 0), (0.1, 0.0, 1), (0.0, 0.0, 1), (0.9, 1.0, 0)]
 )
 def test_a_tool_is_called_if_the_estimate_reaches_the_threshold(need: float, threshold: float, calls: int) -> None:
-    assert len(run(math(tool_usage_threshold=threshold), scripted_math(need=need)).steps) == calls
-
-
-def test_a_forced_decision_is_demonstrated() -> None:
-    agent = math(tool_usage_threshold=0, max_steps=2)
-    with dspy.context(lm=scripted_math(need=0.0), trace=[]):
-        agent(question="1 + 1?")
-        actions = [output.action for predictor, _, output in dspy.settings.trace if predictor is agent.decide]
-    assert actions == ["calculator", "answer"]
+    assert len(run(solver(tool_usage_threshold=threshold), scripted_math(need=need)).steps) == calls
 
 
 def test_the_oldest_observations_are_dropped_first_and_the_task_never(small_embedded: str) -> None:
-    agent = math(context_length=150)
+    agent = solver(context_length=150)
     lm = get_lm(small_embedded)
     observations = [f"{i} + {i} = {2 * i}" for i in range(100, 160)]
     with dspy.context(lm=lm, adapter=LeanAdapter()):
@@ -136,19 +91,6 @@ def test_the_oldest_observations_are_dropped_first_and_the_task_never(small_embe
     assert 0 < len(lines) < 60
     assert count_tokens(lm, text) <= 150
     assert "What now?" in text
-
-
-def test_a_failing_tool_is_an_observation_not_a_crash() -> None:
-    prediction = run(math(), scripted_math(expression="1 / 0"))
-    assert prediction.steps[0]["error"] == "division by zero"
-    assert prediction.answer == "2"
-
-
-def test_an_agent_implements_the_protocol() -> None:
-    agent = MathQA()
-    assert isinstance(agent, BaseAgent)
-    with dspy.context(lm=scripted_math()):
-        assert agent.execute({"question": "1 + 1?"}).answer == "2"
 
 
 @pytest.mark.parametrize("kind", ["classify", "extract"])
@@ -208,54 +150,6 @@ def test_programs_are_loaded_by_name_file_and_module(tmp_path: Path) -> None:
     assert isinstance(load_program("assay.programs:MathQA"), MathQA)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("mathqa", "Did you mean 'math_qa'"),
-        ("nowhere.py:X", "no such file"),
-        ("assay.programs:Nothing", "has no 'Nothing'"),
-        ("no.such.module:X", "cannot be imported"),
-        ("json:__all__", "is a list; a program is"),
-    ],
-)
-def test_an_object_that_is_not_a_program_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ProgramError, match=message):
-        load_program(name)
-
-
-@pytest.mark.parametrize("depth", [1, 5, 10])
-def test_the_token_limit_includes_the_reasoning_budget(depth: int) -> None:
-    observed: list[Any] = []
-    lm = scripted_lm(
-        lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[observed.append]
-    ).copy(max_tokens=512)
-    with dspy.context(lm=lm):
-        MathQA(parameters=AgentParameters(reasoning_depth=depth))(question="What is 1?")
-    assert observed[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
-
-
-def decided(*tokens: tuple[str, dict[str, float]]) -> dspy.Prediction:
-    content = [
-        {"token": t, "top_logprobs": [{"token": k, "logprob": log(p)} for k, p in top.items()]} for t, top in tokens
-    ]
-    return dspy.Prediction(action="answer", logprobs={"content": content})
-
-
-def test_the_need_of_a_tool_is_read_from_the_first_token_of_the_choice() -> None:
-    prediction = decided(
-        ('{"action": "', {}), ("answer", {"answer": 0.6, "calc": 0.15, "calculator": 0.05, "zebra": 0.2}), ('"}', {})
-    )
-    odds = choice_probabilities(prediction, "action", ["calculator", "answer"])
-    assert odds["calculator"] == pytest.approx(0.2 / 0.8)  # 0.15 + 0.05 of the 0.8 that begin a choice
-    assert sum(odds.values()) == pytest.approx(1)
-
-
-def test_without_probabilities_the_written_choice_has_probability_1() -> None:
-    assert choice_probabilities(dspy.Prediction(action="answer"), "action", ["calculator", "answer"])[
-        "answer"
-    ] == pytest.approx(1)
-
-
 @pytest.mark.model
 def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: str) -> None:
     def tools(threshold: float) -> int:
@@ -265,17 +159,6 @@ def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: 
             return len(program(question="What is 12 + 30?").steps)
 
     assert [tools(0.0), tools(1.0)] == [1, 0]
-
-
-@pytest.mark.parametrize(
-    "program",
-    [MathQA(), Classify(["a", "b"]), Extract({"article": "string"})],
-    ids=lambda program: type(program).__name__,
-)
-def test_no_agent_attribute_overrides_a_dspy_method(program: Agent) -> None:
-    methods = {name for name in dir(dspy.Module) if callable(getattr(dspy.Module, name))}
-    assert not methods & set(vars(program))
-    assert program.parameters() == program.predictors()
 
 
 @pytest.mark.parametrize(
@@ -292,3 +175,157 @@ def test_stock_dspy_optimizers_compile_an_agent(optimizer: Any) -> None:
     with dspy.context(lm=scripted_lm(lambda request: json.dumps({"label": "a"}))):
         compiled = optimizer.compile(Classify(["a", "b"]), trainset=examples)
         assert compiled(text="another").label == "a"
+
+
+Tokens = list[tuple[str, dict[str, float]]]
+NAMES = ["search_web", "search_db", "answer"]
+# P(search) = 0.8, P(_ | search) = 1, P(db | search_) = 0.7 and P(web | search_) = 0.2 of the 0.9 that begin a choice
+DB: Tokens = [
+    ('{"action": "', {}),
+    ("search", {"search": 0.8, "answer": 0.2}),
+    ("_", {"_": 0.9, '"': 0.1}),
+    ("db", {"db": 0.7, "web": 0.2, "x": 0.1}),
+    ('"}', {'"}': 1.0}),
+]
+# the written answer leaves both searches at one token: only their sum, 0.45, is known
+ANSWER: Tokens = [('{"action": "', {}), ("answer", {"answer": 0.55, "search": 0.45}), ('"}', {'"}': 1.0})]
+
+
+def decided(tokens: Tokens, action: str) -> dspy.Prediction:
+    content = [
+        {
+            "token": token,
+            "logprob": math.log(top.get(token, 1.0)),
+            "top_logprobs": [{"token": k, "logprob": math.log(p)} for k, p in top.items()],
+        }
+        for token, top in tokens
+    ]
+    return dspy.Prediction(action=action, logprobs={"content": content})
+
+
+def test_choices_that_diverge_at_the_same_token_have_a_joint_probability() -> None:
+    odds = choice_odds(decided(ANSWER, "answer"), "action", NAMES)
+    assert odds.together == [(frozenset({"search_web", "search_db"}), pytest.approx(0.45))]
+    assert odds.probabilities["answer"] == pytest.approx(0.55)
+    assert odds.probabilities["search_web"] == odds.probabilities["search_db"] == pytest.approx(0.225)
+
+
+class Turns(ScriptedEngine):
+    """Answers each call with the next of the given answers, token by token."""
+
+    def __init__(self, *answers: Tokens) -> None:
+        super().__init__(lambda _: "", logprobs=True)
+        self.answers, self.requests = list(answers), list[Any]()
+
+    def complete(self, request: Any) -> Any:
+        self.requests.append(request)
+        answer = self.answers.pop(0)
+        spelled = tuple(
+            TokenLogprob(
+                token=token,
+                logprob=math.log(top.get(token, 1.0)),
+                top=tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in top.items()),
+            )
+            for token, top in answer
+        )
+        text = "".join(token for token, _ in answer)
+        return lm15.Response(
+            id=None, model=request.model, message=lm15.Message.assistant([lm15.TextPart(text)]), finish_reason="stop",
+            usage=lm15.Usage(input_tokens=1, output_tokens=1), logprobs=spelled,
+        )  # fmt: skip
+
+
+def plain(text: str) -> Tokens:
+    return [(text, {})]
+
+
+def agent(threshold: float) -> ToolAgent:
+    def search_web(query: str) -> str:
+        """Searches the web."""
+        return f"web: {query}"
+
+    def search_db(query: str) -> str:
+        """Searches the customer database."""
+        return f"db: {query}"
+
+    arguments = {name: {"query": (str, dspy.OutputField())} for name in ("search_web", "search_db")}
+    parameters = AgentParameters(tool_usage_threshold=threshold, max_steps=2, reasoning_depth=1)
+    return ToolAgent("question -> reply", [search_web, search_db], arguments=arguments, parameters=parameters)
+
+
+def calls_of(engine: Turns, threshold: float) -> list[str]:
+    lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0))
+    with dspy.context(lm=lm):
+        return [step["tool"] for step in agent(threshold)(question="Who is Ann?").steps]
+
+
+def test_tools_with_only_a_joint_probability_are_resolved_by_another_call() -> None:
+    among: Tokens = [DB[0], ("search", {"search": 1.0}), ("_", {"_": 1.0}), ("db", {"db": 0.9, "web": 0.1}), ('"}', {})]
+    engine = Turns(ANSWER, among, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
+    assert calls_of(engine, 0.4) == ["search_db"]  # need 0.45, and search_web comes first in the list
+    prompt = str(engine.requests[1])
+    assert "search_db" in prompt
+    assert "Literal['search_web', 'search_db', 'answer']" not in prompt
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("(3/5)^(-2)", "2.777777778"),
+        ("sqrt(7)", "2.645751311"),
+        ("12/(3*4)", "1"),
+        ("0.1+0.2", "0.3"),
+        ("2**10", "1024"),
+        ("5 - (-3) = 9", "8"),
+        ("1/3*3", "1"),
+        ("1000000000000/7", "142857142857.143"),
+    ],
+)
+def test_the_calculator_evaluates_expressions(expression: str, value: str) -> None:
+    assert calculator(expression) == value
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "9**9**9**9",
+        "1/0",
+        "__import__('os').system('ls')",
+        "(1).__class__",
+        "a",
+        "",
+        "1" * 300,
+        "((((1" * 20,
+        "sqrt(-1)",
+        "[1]*9",
+        "'a'*9",
+        "1<2",
+        "True+1",
+        "1e999",
+        "lambda: 1",
+    ],
+)
+@pytest.mark.timeout(60)
+def test_the_calculator_refuses_invalid_and_expensive_expressions(hostile: str) -> None:
+    with pytest.raises(CalculatorError):
+        calculator(hostile)
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="0123456789+-*/^(). sqrt=e", max_size=60))
+def test_the_calculator_answers_or_refuses_any_text(text: str) -> None:
+    try:
+        assert isfinite(float(calculator(text)))
+    except CalculatorError:
+        pass
+
+
+def test_classify_and_extract_infer_their_fields_from_the_data() -> None:
+    from assay.datasets import make_task
+
+    labels = [make_task({"text": str(i), "label": name}) for i, name in enumerate(["red", "blue", "red"])]
+    assert Classify.from_tasks(labels).config == {"labels": ["blue", "red"]}
+    with pytest.raises(ProgramError, match="at least two labels"):
+        Classify.from_tasks(labels[:1])
+    fields = [make_task({"inputs": {"text": "x"}, "expected": {"year": 2001, "name": "a"}})]
+    assert Extract.from_tasks(fields).config == {"fields": {"name": "string", "year": "integer"}}

@@ -8,16 +8,16 @@ from typing import Any
 import dspy
 import pytest
 from click.testing import CliRunner
-from dspy.utils.exceptions import ContextWindowExceededError
 
 import assay
 from assay.cli.main import group
 from assay.datasets.tasks import make_task
-from assay.errors import ConfigError, DataError, FailureKind, LoopStopped, ProgramError, SandboxError
+from assay.errors import FailureKind, SandboxError
 from assay.models.calls import failure_of_program, is_agent_failure
-from assay.programs import CodeRepair, Refine, load_program, program_inputs
+from assay.programs import CodeRepair, load_program
 from assay.programs.sandbox import available
-from assay.rubrics import Grade, load_rubric
+from assay.rubrics import load_rubric
+from assay.shipped.programs.code_repair.edits import Edit, applied
 from assay.testing import scripted_lm
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
@@ -102,12 +102,6 @@ def test_code_that_works_is_returned_without_a_call() -> None:
     assert lm.scripted.calls == 0
 
 
-def test_unchanged_code_is_returned_where_nothing_works() -> None:
-    result = repaired(editing((2, "result = 7"), (2, "result = 8"), (2, "result = 9")), max_steps=3)
-    assert result.code == CODE
-    assert len(result.steps) == 4
-
-
 @pytest.mark.parametrize(
     ("edits", "runs"),
     [
@@ -141,28 +135,6 @@ def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(record
     assert result.output.count(f") [isolation {first.isolation}] = ") == 3
 
 
-def test_refine_takes_the_fields_of_code_repair_and_revises_the_whole_code() -> None:
-    prompts: list[str] = []
-
-    def script(request: Any) -> str:
-        prompts.append(request.messages[-1].parts[0].text)
-        return json.dumps({"thought": "", "line": 2, "new_line": "result = 7", "code": FIXED, "verdict": "keep"})
-
-    def passes(task: Any, prediction: Any, rollout: Any) -> Grade:
-        assert task.inputs == {"code": CODE, "visible_tests": TESTS}
-        return Grade(value=float(prediction["code"] == FIXED), reason="total([5]) is not 5")
-
-    refine = Refine(CodeRepair(), passes)
-    refine.set_parameters({"reasoning_depth": 6, "max_steps": 3})
-    assert program_inputs(refine) == ["code", "visible_tests"]
-    with dspy.context(lm=scripted_lm(script)):
-        result = refine(code=CODE, visible_tests=TESTS)
-    assert result.code == FIXED
-    assert [entry["probability"] for entry in result.rounds] == [0.0, 1.0]
-    assert "result -= value" in prompts[-1], "the draft is the code so far"
-    assert "total([5]) is not 5" in prompts[-1]
-
-
 @pytest.mark.slow
 def test_max_steps_limits_the_edits_and_depth_reviews_them() -> None:
     hack = (2, "return 3")
@@ -176,49 +148,6 @@ def test_max_steps_limits_the_edits_and_depth_reviews_them() -> None:
     assert repaired(editing(hack, "revise", fix, "keep"), wrong, tests, reasoning_depth=6).code == right
     worse = repaired(editing(fix, "revise", (2, "return 9")), wrong, tests, reasoning_depth=6)
     assert worse.code == right, "an accepted version is not lost to a worse one"
-
-
-def test_a_failure_while_an_answer_is_read_loses_no_code() -> None:
-    result = repaired(scripted_lm(lambda request: "no idea"), max_steps=3)
-    assert result.code == CODE
-    too_long = ContextWindowExceededError(model="m", message="the prompt is too long")
-    assert repaired(editing(too_long)).code == CODE
-    assert repaired(editing(LoopStopped("a loop"))).code == CODE
-
-
-@pytest.mark.parametrize("code", ["", "  \n", None, 3])
-def test_code_that_is_empty_is_refused(code: Any) -> None:
-    with pytest.raises(ProgramError, match="must be the source to repair"):
-        repaired(editing("never"), code)
-
-
-@pytest.mark.parametrize("tests", ["", None, [], "x = 1", [["f(", "1"]], 5])
-def test_tests_that_cannot_be_read_are_refused(tests: Any) -> None:
-    with pytest.raises(DataError):
-        repaired(editing("never"), tests=tests)
-
-
-def test_settings_out_of_range_are_refused_when_it_is_built() -> None:
-    with pytest.raises(ConfigError, match="timeout_s"):
-        CodeRepair(timeout_s=0)
-    with pytest.raises(ConfigError, match="isolation='docker'"):
-        CodeRepair(isolation="docker")
-
-
-def test_a_syntax_error_in_the_source_is_reported_and_repaired() -> None:
-    seen: list[dict[str, str]] = []
-    broken = FIXED.replace("for value in values:", "for value in values")
-    result = repaired(editing((3, "for value in values:"), seen=seen), broken)
-    assert result.code == FIXED
-    assert "SyntaxError" in seen[0]["prompt"]
-
-
-@pytest.mark.slow
-def test_tests_as_python_source_work_too() -> None:
-    source = "def test_total():\n    assert total([1, 2]) == 3\n"
-    assert repaired(editing((2, "result = 0"), (4, "result += value")), tests=source).code == CODE
-    code = CODE.replace("-=", "+=")
-    assert repaired(editing((2, "result = 0")), code, source).code == FIXED
 
 
 @pytest.mark.parametrize(
@@ -241,13 +170,6 @@ def test_hostile_edits_fail_their_tests_and_are_undone(hack: str) -> None:
     assert len(result.steps[-1]["result"]) < 5000
 
 
-def test_a_source_whose_tests_hang_can_be_repaired() -> None:
-    code = "def down(n):\n    while n > 0:\n        n += 1\n    return n\n"
-    result = repaired(editing((3, "n -= 1")), code, [["down(3)", "0"]], program=CodeRepair(timeout_s=8))
-    assert result.code == code.replace("+=", "-=")
-    assert "no result within 2 s" in result.steps[0]["result"]
-
-
 def test_a_long_source_is_repaired_function_by_function() -> None:
     filler = "".join(f"def f{i}(x):\n    '''Doc.'''\n    return x + {i}\n\n\n" for i in range(60))
     seen: list[dict[str, str]] = []
@@ -259,13 +181,6 @@ def test_a_long_source_is_repaired_function_by_function() -> None:
     assert [entry["asked"] for entry in seen] == ["function", "line", "new_line"]
     assert f"{line}:     result = 1" in seen[1]["prompt"]
     assert "return x + 59" not in seen[1]["prompt"]
-
-
-def test_a_source_of_10_mb_does_not_fill_the_prompt() -> None:
-    seen: list[dict[str, str]] = []
-    code = CODE + f"TEXT = {'x' * 10_000_000!r}\n"
-    repaired(editing((1, "def total(value):"), seen=seen), code, max_steps=1)
-    assert len(seen[0]["prompt"]) < 20_000
 
 
 def test_without_a_sandbox_the_run_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +212,21 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
     assert rubric.score(task, dspy.Prediction(code=longer)).value == pytest.approx((3 + 1 + 2 / 3) / 5)
 
 
-def test_an_artifact_state_rebuilds_the_limits() -> None:
-    program = load_program("code_repair", config=CodeRepair(timeout_s=3, memory_mb=128, isolation="none").config)
-    assert (program.timeout_s, program.memory_mb, program.isolation) == (3, 128, "none")
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (Edit(2, "return 2"), "def f():\n    return 2\n"),
+        (Edit(2, "        return 2"), "def f():\n    return 2\n"),
+        (Edit(2, "x = 2\nreturn x"), "def f():\n    x = 2\n    return x\n"),
+        (Edit(2, "if 1:\n    return 2\nreturn 3"), "def f():\n    if 1:\n        return 2\n    return 3\n"),
+        (
+            Edit(2, "if 1:\n        return 2\n    return 3"),
+            "def f():\n    if 1:\n        return 2\n    return 3\n",
+        ),
+        (Edit(2, "if 1:\n    return 2"), "def f():\n    if 1:\n        return 2\n"),
+        (Edit(1, "def g():"), "def g():\n    return 1\n"),
+        (Edit(2, "return ("), "def f():\n    return (\n"),
+    ],
+)
+def test_an_edit_gets_the_indentation_of_its_line(edit: Edit, expected: str) -> None:
+    assert applied("def f():\n    return 1\n", edit) == expected

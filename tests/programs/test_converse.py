@@ -1,4 +1,4 @@
-"""The shipped program `converse`: forms, users that fail or never stop, records, and single turns with a real user."""
+"""The shipped program `converse`: forms, users that fail or never stop, records; its simulated users."""
 
 import copy
 import json
@@ -14,8 +14,7 @@ import assay
 from assay.datasets.tasks import make_task
 from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.calls import failure_of_program, is_agent_failure
-from assay.programs import Converse, load_program, program_inputs
-from assay.programs.simulated_users import RuleBasedUser
+from assay.programs import Converse, RuleBasedUser
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces.export.selection import drawn
@@ -124,11 +123,6 @@ def test_a_user_that_fails_leaves_the_run_unscored(answer: Any) -> None:
     assert not is_agent_failure(kind)
 
 
-def test_a_users_message_that_is_not_unicode_is_not_the_agents_failure() -> None:
-    user = Broken(dspy.Prediction(message="my file \udcff", ended=""))
-    assert run(scripted_lm(clerk), Converse(user=user)).messages[0]["content"] == "my file \ufffd"
-
-
 def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: Path) -> None:
     def both(request: Any) -> str:
         asks = request.config.response_format["schema"]["properties"]
@@ -156,40 +150,6 @@ def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: P
     assert ids == {rollout.id}
 
 
-def test_the_users_prompts_are_no_part_of_the_program() -> None:
-    program = Converse(user="model")
-    assert {name for name, _ in program.named_predictors()} == {"note", "choose", "ask", "say", "review"}
-
-
-def test_reviews_follow_the_depth() -> None:
-    asked = []
-
-    def reviewing(request: Any) -> str:
-        asks = list(request.config.response_format["schema"]["properties"])
-        asked.append("draft" in request.messages[-1].parts[0].text)
-        return json.dumps({"thought": "", "about": "go_on"} if "about" in asks else {"reply": "Goodbye."})
-
-    program = Converse()
-    program.set_parameters({"reasoning_depth": 6})
-    run(scripted_lm(reviewing), program, {"service": "x", "user": {"goal": "Hello."}})
-    assert True in asked
-
-
-@pytest.mark.parametrize("user", ["nobody", Endless, 3])
-def test_users_that_cannot_be_called_are_refused(user: Any) -> None:
-    with pytest.raises(ProgramError, match="user="):
-        Converse(user=user)
-
-
-def test_a_misspelled_kind_of_user_is_answered_by_the_nearest_one() -> None:
-    with pytest.raises(ProgramError, match=r"rules, model, or a program\. Did you mean 'rules'\?$"):
-        Converse(user="rule")
-    with pytest.raises(ProgramError, match=r"Did you mean 'model'\?$"):
-        Converse(user="Modle")
-    with pytest.raises(ProgramError, match=r"or a program\. An artifact cannot contain a user .*file\.py:NAME$"):
-        Converse(user="nobody")
-
-
 def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
     with pytest.raises(ProgramError, match="user_model='m' applies to user='model' only"):
         Converse(user_model="m")
@@ -197,42 +157,40 @@ def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
         run(scripted_lm(clerk), inputs={**INPUTS, "form": ["finish"]})
 
 
-def test_a_malformed_task_is_named(tmp_path: Path) -> None:
-    row = {"id": "odd one", "inputs": {**INPUTS, "user": {"goal": "g", "facts": ["day"]}}, "split": "val"}
-    with pytest.raises(DataError, match=r"task 'odd one': user=.* must have a 'goal'"):
-        assay.evaluate(
-            Converse(),
-            rubric="converse",
-            data=[row],
-            lm=scripted_lm(clerk),
-            store=tmp_path / "s.db",
-            preflight=False,
-        )
+PROFILE = {
+    "goal": "I want to book a table.",
+    "facts": {
+        "day": {"value": "Friday", "says": "On Friday, please."},
+        "people": {"value": "4", "says": "There will be 4 of us.", "asked_by": ["people", "guests"]},
+    },
+}
 
 
-def test_converse_is_shipped_under_its_name() -> None:
-    program = load_program("converse", config={"user": "model", "user_model": "m"})
-    assert program.config == {"user": "model", "user_model": "m"}
-    assert program_inputs(program) == ["service", "user"]
-    assert program.agent_parameters.max_steps == 20
+def talk(*replies: str, profile: Any = PROFILE, user: Any = None) -> list[tuple[str, str]]:
+    """What the user says at the start and after each reply."""
+    user, messages, turns = user or RuleBasedUser(), [], []
+    for reply in (None, *replies):
+        if reply is not None:
+            messages.append({"role": "agent", "content": reply})
+        result = user(profile=profile, messages=messages)
+        messages.append({"role": "user", "content": result.message})
+        turns.append((result.message, result.ended))
+    return turns
 
 
-def test_an_evaluation_notes_that_the_simulated_user_tells_the_answer(tmp_path: Path) -> None:
-    class Teller:
-        def __call__(self, *, profile: Any, messages: Any) -> dspy.Prediction:
-            if not messages:
-                return dspy.Prediction(message="A table for Friday, for 4 people.", ended="")
-            return RuleBasedUser()(profile=profile, messages=messages)
+def test_the_user_corrects_a_wrong_value_and_notices_a_repeated_question() -> None:
+    turns = talk("Which day?", "Which day was that?", "Confirmed. day: Monday.")
+    assert turns[2][0] == "I already told you. On Friday, please."
+    assert turns[3] == ("No, the day is wrong. On Friday, please.", "")
 
-    row = {"inputs": INPUTS, "expected": {"outcome": {"day": "Friday", "people": "4"}}, "split": "test"}
 
-    def notes(user: Any) -> list[str]:
-        report = assay.evaluate(
-            Converse(user=user), rubric="converse", data=[row], split="test", lm=scripted_lm(clerk),
-            store=tmp_path / "a.db", progress=None, preflight=False,
-        )  # fmt: skip
-        return [note for note in report.notes if "simulated user" in note]
+def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
+    turns = talk("Hm.", "Well.", "Let us see.", "So.")
+    assert [ended for _, ended in turns] == ["", "", "", "", "gave_up"]
+    assert "real person" in turns[3][0]
 
-    (note,) = notes(Teller())
-    assert note.startswith("in 1 of 1 runs the simulated user told facts before they were asked for, such as ")
-    assert notes("rules") == []
+
+@pytest.mark.parametrize("profile", [None, "a table", {"goal": ""}, {"goal": "x", "facts": ["day"]}])
+def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
+    with pytest.raises(DataError, match="must have a 'goal'"):
+        RuleBasedUser()(profile=profile, messages=[])

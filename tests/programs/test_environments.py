@@ -1,4 +1,4 @@
-"""An agent in an environment: episodes, rewards by call, refused actions, and environments that misbehave."""
+"""An agent in an environment: episodes, rewards by call, refused values, and environments that misbehave."""
 
 import json
 import math
@@ -7,26 +7,20 @@ import time
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 from corridors import Corridor, Hangs, playing
 
 import assay
 from assay.datasets import Task
-from assay.errors import AssayError, EnvironmentFailed, FailureKind
-from assay.programs import (
-    EnvironmentAgent,
-    EnvironmentStep,
-)
+from assay.errors import AssayError, ConfigError, EnvironmentFailed, FailureKind, ProgramError
+from assay.models.limits import OverTime, limited, within_limit
+from assay.programs import EnvironmentAgent, EnvironmentStep, environment_seed
+from assay.programs.environments.base import Play
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
 from assay.testing import scripted_lm
 from assay.traces import Store
-
-
-class Listed(Corridor):
-    def _seen(self, reward: float) -> EnvironmentStep:
-        step = super()._seen(reward)
-        return EnvironmentStep(**{**vars(step), "actions": () if step.done else ("right", "left")})
 
 
 def test_an_episode_is_played_to_its_end() -> None:
@@ -41,13 +35,6 @@ def test_an_episode_is_played_to_its_end() -> None:
     assert prompts[1].count("Field 1 of 2.") == 1
 
 
-def test_the_actions_that_a_step_lists_are_the_only_ones() -> None:
-    agent, lm, _prompts = playing(["fly", "right"], Listed)
-    with dspy.context(lm=lm):
-        result = agent(length=1)
-    assert result.steps[0]["error"] is not None or result.steps[0]["action"] in ("right", "left")
-
-
 def test_an_episode_that_never_ends_is_stopped_by_max_steps() -> None:
     agent, lm, prompts = playing(["left"] * 100)
     agent.set_parameters({"max_steps": 4})
@@ -60,15 +47,6 @@ def test_an_episode_that_never_ends_is_stopped_by_max_steps() -> None:
     assert "4 actions" in grade.reason
 
 
-def test_a_refused_action_that_is_repeated_ends_the_run() -> None:
-    agent, lm, _prompts = playing(["fly"] * 100)
-    agent.set_parameters({"max_steps": 50})
-    with dspy.context(lm=lm):
-        result = agent(length=2)
-    assert len(result.steps) == 3
-    assert not result.done
-
-
 # Environments that misbehave
 
 
@@ -77,59 +55,33 @@ class Raises(Corridor):
         raise RuntimeError("out of order")
 
 
-class NotANumber(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        return EnvironmentStep(observation="", reward=math.nan)
+def corridor(name: str, **methods: Any) -> type[Corridor]:
+    """An environment with other methods: what each returns, or the exception that it raises."""
 
+    def doing(result: Any) -> Any:
+        def method(self: Any, *arguments: Any) -> Any:
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
-class Enormous(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        return EnvironmentStep(observation="", reward=1.7e308)
+        return method
 
-
-class Floods(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        return EnvironmentStep(observation="x" * 100_001)
-
-
-class Bare(Corridor):
-    def step(self, action: str) -> Any:
-        return "Field 1", 0.0, False
-
-
-class Leaves(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        raise SystemExit(3)
-
-
-class Interrupts(Corridor):
-    def reset(self, task: Task) -> EnvironmentStep:
-        raise KeyboardInterrupt
-
-
-class Finished(Corridor):
-    def reset(self, task: Task) -> EnvironmentStep:
-        return EnvironmentStep(observation="Over.", done=True)
-
-
-class Unbuilt(Corridor):
-    def __init__(self) -> None:
-        raise OSError("no display")
+    return type(name, (Corridor,), {method: doing(result) for method, result in methods.items()})
 
 
 MISBEHAVING = [
     (Raises, "the environment Raises raised RuntimeError: out of order in step('right')"),
     (Hangs, "the environment Hangs gave no result of step('right') after 0.3 s"),
-    (NotANumber, "reward=nan must be a finite number"),
-    (Enormous, "the environment Enormous gave rewards that add up to inf"),
-    (Floods, "observation has 100,001 characters; it must have at most 100,000"),
-    (Bare, "which is not an EnvironmentStep"),
-    (Leaves, "raised SystemExit"),
-    (Interrupts, "raised KeyboardInterrupt"),
-    (Finished, "returned done=True from reset(task)"),
-    (Unbuilt, "the environment Unbuilt raised OSError: no display in its constructor"),
+    (corridor("Enormous", step=EnvironmentStep(observation="", reward=1.7e308)),
+     "the environment Enormous gave rewards that add up to inf"),
+    (corridor("Bare", step=("Field 1", 0.0, False)), "which is not an EnvironmentStep"),
+    (corridor("Leaves", step=SystemExit(3)), "raised SystemExit"),
+    (corridor("Interrupts", reset=KeyboardInterrupt()), "raised KeyboardInterrupt"),
+    (corridor("Finished", reset=EnvironmentStep(observation="", done=True)), "returned done=True from reset(task)"),
+    (corridor("Unbuilt", __init__=OSError("no display")),
+     "the environment Unbuilt raised OSError: no display in its constructor"),
     (dict, "the environment dict is a dict: it needs reset(task), step(action) and close()"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("environment", "message"), MISBEHAVING, ids=lambda value: getattr(value, "__name__", ""))
@@ -141,35 +93,13 @@ def test_an_environment_that_misbehaves_ends_the_run_with_what_it_did(environmen
     assert message in str(raised.value)
 
 
-def test_an_environment_is_closed_also_after_a_failure_of_the_agent() -> None:
-    closed: list[str] = []
-
-    class Closing(Corridor):
-        def close(self) -> None:
-            closed.append(threading.current_thread().name)
-
-    agent, _, _ = playing([], Closing)
-
-    def fail(request: Any) -> str:
-        raise ValueError("broken")
-
-    with dspy.context(lm=scripted_lm(fail)), pytest.raises(Exception, match="broken"):
-        agent(length=2)
-    assert closed == ["assay-environment"]
-
-
 def evaluated(environment: Any, rubric: Rubric, tmp_path: Any, actions: str = "right", **options: Any) -> Any:
     lm = scripted_lm(lambda request: json.dumps({"action": actions}))
     return assay.evaluate(
         EnvironmentAgent(environment, "Walk right to the door.", inputs=["length"], timeout_s=0.3),
-        rubric=rubric,
-        data=[{"length": length, "split": "test"} for length in (1, 2, 3)],
-        split="test",
-        lm=lm,
-        store=tmp_path / "a.db",
-        threads=2,
-        **{"preflight": False, **options},
-    )
+        rubric=rubric, data=[{"length": length, "split": "test"} for length in (1, 2, 3)], split="test", lm=lm,
+        store=tmp_path / "a.db", threads=2, **{"preflight": False, **options},
+    )  # fmt: skip
 
 
 DOOR = Rubric(
@@ -202,11 +132,7 @@ def test_failures_of_an_environment_are_counted_and_unscored(tmp_path: Any) -> N
     assert [score for score in evaluation.scores.values() if not math.isnan(score)] == [1.0]
     with Store(tmp_path / "a.db") as store:
         rollouts = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
-    assert [rollouts[length].failure for length in (1, 2, 3)] == [
-        None,
-        FailureKind.ENVIRONMENT,
-        FailureKind.ENVIRONMENT,
-    ]
+    assert [rollouts[length].failure for length in (1, 2, 3)] == [None, *[FailureKind.ENVIRONMENT] * 2]
     assert [rollouts[length].score for length in (2, 3)] == [None, None]
     assert "gave no result of step('right') after 0.3 s" in str(rollouts[2].error)
 
@@ -221,3 +147,64 @@ def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -
     evaluation = evaluated(Raises, DOOR, tmp_path).evaluation
     assert evaluation.unscored == 3
     assert "the environment Raises" in str(evaluation.why_unscored)
+
+
+def assert_no_thread_is_left() -> None:
+    until = time.monotonic() + 120
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "a thread of an environment is still alive"
+        time.sleep(0.02)
+
+
+def test_a_run_that_is_stopped_stops_its_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
+    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
+        within_limit(lambda: agent(length=2), "the run")
+    assert_no_thread_is_left()
+
+
+def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:
+    with Play(Hangs, timeout_s=0.5) as play:
+        play.reset(Task(id="1", inputs={"length": 2}))
+        with pytest.raises(EnvironmentFailed, match=r"no result of step\('right'\) after 0\.5 s"):
+            play.step("right")
+        with pytest.raises(EnvironmentFailed, match=r"was given up.* step\('right'\) was not called"):
+            play.step("right")
+
+
+def test_seeds_come_from_the_task() -> None:
+    one = Task(id="1", inputs={"seed": 5, "a": 1})
+    assert environment_seed(one) == 5
+    unseeded = [Task(id="x", inputs={"a": value}) for value in (1, 1, 2)]
+    seeds = [environment_seed(task) for task in unseeded]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_steps_and_agents_refuse_wrong_values() -> None:
+    for wrong in (
+        {"observation": 3},
+        {"observation": "x" * 100_001},
+        {"reward": math.nan},
+        {"reward": math.inf},
+        {"reward": True},
+        {"reward": "1"},
+        {"reward": 10**400},
+        {"reward": np.float32("nan")},
+        {"done": 1},
+        {"actions": ("",)},
+        {"actions": "left"},
+        {"actions": tuple(f"action {at}" for at in range(10_000))},
+        {"info": None},
+        {"info": ["door"]},
+    ):
+        with pytest.raises(ConfigError):
+            EnvironmentStep(**{"observation": "", **wrong})
+    with pytest.raises(ProgramError, match="makes an environment"):
+        EnvironmentAgent(Corridor(), "Walk.")
+    with pytest.raises(ProgramError, match="instructions"):
+        EnvironmentAgent(Corridor, " ")
+    with pytest.raises(ConfigError, match="timeout_s"):
+        EnvironmentAgent(Corridor, "Walk.", timeout_s=0)
+    with pytest.raises(AttributeError):
+        EnvironmentStep(observation="").reward = 1.0  # type: ignore[misc]

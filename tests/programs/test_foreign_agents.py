@@ -1,9 +1,8 @@
 """Agents written without assay, run on the embedded model behind the gateway: what is recorded, and how they fail."""
 
 import dataclasses
-import functools
-import json
 import os
+import re
 import sys
 import threading
 import time
@@ -15,22 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policy_stage import scripted_policy
+from policy_stage import TASK, scripted_policy, trained, training
 
-import assay
-from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, FailureKind
-from assay.evaluation import RecordedProgram, Session
-from assay.models import Caps, Meter, with_recording
+from assay.evaluation import Session
+from assay.models import Caps
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import LanguageModel, lm_over
-from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
-from assay.traces import Recorder, Store
+from assay.programs.foreign.runners import (
+    AgentFailed,
+    AgentRunner,
+    AgentTask,
+    CallableRunner,
+    CommandRunner,
+    RunnerLost,
+    runner_of,
+)
+from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 
-TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})
 CLIENT = """
 import json, os, sys, urllib.request
 
@@ -62,30 +65,17 @@ class AgentHost:
         program.gateway = self.gateway
         return program
 
-    def recorded(self, runner: AgentRunner) -> RecordedProgram:
-        recorded = RecordedProgram(self.program(runner), self.session)
-        recorded.set_parameters({"temperature": 1.0})
-        return recorded
-
-    def run(self, runner: AgentRunner, *, timeout_s: float = 60.0) -> Any:
+    def run(self, agent: AgentRunner | ForeignAgent, *, timeout_s: float = 60.0) -> Any:
         """The scored prediction of a run as a training makes it; None if it took too long."""
-        calls = calls_of([(self.recorded(runner), TASK)], self.session)
-        return TimeoutPool(calls, 1, timeout_s).finished(None)[0]
-
-
-def _said(task: Any, prediction: Any, rollout: Any) -> bool:
-    return "answer" in prediction
+        program = agent if isinstance(agent, ForeignAgent) else self.program(agent)
+        return trained(program, self.session, timeout_s)
 
 
 @contextmanager
 def hosting(policy: LanguageModel, folder: Path) -> Iterator[AgentHost]:
-    store, meter = Store(folder / "a.db"), Meter()
-    recorder = Recorder(store, run_id="r")
-    lm = with_recording(policy, meter=meter, observers=[recorder.observe])
-    rubric = assay.Rubric("said", [assay.Criterion(name="said", check=_said)])
-    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="the agent")
-    session.register([TASK])
-    gateway = PolicyGateway(store, lm.model, accepts=["gpt-5-mini"])
+    store = Store(folder / "a.db")
+    session = training(policy, store)
+    gateway = PolicyGateway(store, session.lm.model, accepts=["gpt-5-mini"])
     yield AgentHost(session, gateway, store)
     gateway.close()
     store.close()
@@ -145,19 +135,6 @@ def test_calls_of_a_function_are_turns_of_the_scored_rollout(embedded_host: Agen
 
 
 @pytest.mark.slow
-def test_the_agents_of_a_rollout_are_named_by_a_header(host: AgentHost) -> None:
-    def team(task: dict[str, Any]) -> str:
-        with pytest.raises(urllib.error.HTTPError, match="422"):
-            ask(task, agent="x" * 65)
-        return "".join(ask(task, agent=name) for name in ("planner", "planner", "solver", ""))
-
-    rollout = host.run(CallableRunner(team)).rollout
-    assert [call.agent for call in rollout.transitions] == ["planner", "planner", "solver", ""]
-    host.store.flush()
-    assert [call.agent for call in host.store.rollout(rollout.id).transitions] == ["planner", "planner", "solver", ""]
-
-
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_calls(embedded_host: AgentHost) -> None:
     runner = CallableRunner(lambda task: " ".join(ask(task) for _ in range(2)))
     first, second = embedded_host.run(runner), embedded_host.run(runner)
@@ -171,12 +148,6 @@ def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(host: Age
     run = host.run(command(CALLING + end))
     (call,) = run.rollout.transitions
     assert dict(run.prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
-
-
-def test_keys_of_the_gateway_do_not_reach_a_command(host: AgentHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_KEY", "secret-of-the-gateway")
-    run = host.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
-    assert run.prediction.answer == "False"
 
 
 @pytest.mark.parametrize(
@@ -195,17 +166,6 @@ def test_an_agent_without_an_answer_has_failed_and_scores_0(host: AgentHost, end
     assert len(rollout.transitions) == 1
 
 
-def test_a_function_that_raises_or_returns_nothing_has_failed(host: AgentHost) -> None:
-    def raises(task: dict[str, Any]) -> None:
-        ask(task)
-        raise KeyError("lost")
-
-    assert "lost" in host.run(CallableRunner(raises)).rollout.error
-    rollout = host.run(CallableRunner(lambda task: [ask(task)][1:] or None)).rollout
-    assert "returned None" in rollout.error
-    assert rollout.score == 0.0
-
-
 @pytest.mark.parametrize("runner", [CallableRunner(lambda task: "5"), command("print(5)")], ids=["function", "command"])
 def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(
     host: AgentHost, runner: AgentRunner
@@ -214,37 +174,11 @@ def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(
         host.run(runner)
 
 
-def test_only_the_first_task_of_an_agent_must_call_the_model(host: AgentHost) -> None:
-    runs: list[str] = []
-
-    def agent(task: dict[str, Any]) -> str:
-        runs.append(ask(task) if not runs else "known")
-        return runs[-1]
-
-    recorded = host.recorded(CallableRunner(agent))
-    first, second = (TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0] for _ in "ab")
-    assert len(first.rollout.transitions) == 1
-    assert (second.prediction.answer, second.rollout.transitions) == ("known", [])
-
-
 def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: AgentHost) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         host.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
     rollout = host.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))).rollout  # accepted
     assert [call.model for call in rollout.transitions] == [host.session.lm.model]
-
-
-def test_later_calls_of_another_model_are_counted_and_named(host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        answer = ask(task)
-        with pytest.raises(urllib.error.HTTPError):
-            ask(task, model="gpt-5")
-        return answer
-
-    program = host.program(CallableRunner(agent))
-    recorded = RecordedProgram(program, host.session)
-    TimeoutPool(calls_of([(recorded, TASK)] * 2, host.session), 1, 60).finished(None)
-    assert program.notes() == ["2 runs asked for another model, which is refused: 'gpt-5'"]
 
 
 def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHost) -> None:
@@ -255,8 +189,7 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHos
         return ask(task)
 
     program = host.program(CallableRunner(agent))
-    recorded = RecordedProgram(program, host.session)
-    run = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0]
+    run = host.run(program)
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(tasks[0])
     assert refused.value.code == 403
@@ -266,28 +199,11 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHos
     assert len(host.store.rollout(run.rollout.id).transitions) == 1
 
 
-def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(embedded_host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        threading.Thread(target=functools.partial(ask, task), daemon=True).start()
-        while not embedded_host.gateway.gateway.started:
-            time.sleep(0.001)
-        return "5"
-
-    first = embedded_host.program(CallableRunner(ask))
-    first.reached.set()
-    first.runner = CallableRunner(agent)
-    recorded = RecordedProgram(first, embedded_host.session)
-    rollout = TimeoutPool(calls_of([(recorded, TASK)], embedded_host.session), 1, 60).finished(None)[0].rollout
-    assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
-    assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
-
-
 def test_a_command_that_hangs_is_ended_with_its_children(host: AgentHost, tmp_path: Path) -> None:
     hangs = "import subprocess, time; child = subprocess.Popen(['sleep', '60'])\n"
     hangs += f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(60)"
     program = host.program(command(CALLING + hangs))
-    recorded = RecordedProgram(program, host.session)
-    assert TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 6.0).finished(None) == [None]
+    assert host.run(program, timeout_s=6.0) is None
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     deadline = time.monotonic() + 120
     while any(map(_alive, pids)) and time.monotonic() < deadline:
@@ -321,8 +237,7 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     mark = tmp_path / "mark"
     once = f"mark = {str(mark)!r}\nif not os.path.exists(mark): open(mark, 'w').close(); os.kill(os.getpid(), 9)\n"
     program = host.program(command(CALLING + once + "print(said)"))
-    recorded = RecordedProgram(program, host.session)
-    rollout = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0].rollout
+    rollout = host.run(program).rollout
     assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 1)
     assert program.notes() == ["1 run lost the process that ran the agent"]
     host.store.flush()
@@ -330,52 +245,10 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)
 
 
-def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(task, n=2)
-        return json.loads(refused.value.read())["error"]["message"] + ask(task)
-
-    assert "one answer a call" in host.run(CallableRunner(agent)).prediction.answer
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [(None, "'messages' is required"), ([{"role": "user", "content": 3}], "to be a string or an array")],
-)
-def test_a_request_that_cannot_be_read_is_the_clients_error(
-    embedded_host: AgentHost, messages: Any, message: str
-) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(task, messages=messages)
-        return f"{refused.value.code} {json.loads(refused.value.read())['error']['message']}"
-
-    answer = embedded_host.run(CallableRunner(agent)).prediction.answer
-    assert answer.startswith("400 the engine of")
-    assert message in answer
-
-
 def test_a_cap_stops_the_job(host: AgentHost) -> None:
     host.session.meter.caps = Caps(calls=2)
     with pytest.raises(BudgetExceeded):
         host.run(CallableRunner(lambda task: [ask(task) for _ in range(4)]))
-
-
-def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
-    def agent(task: dict[str, Any]) -> str:
-        body = {"model": "any", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
-        request = urllib.request.Request(f"{task['base_url']}/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as lines:
-            events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-        deltas = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
-        return "".join(deltas)
-
-    run = host.run(CallableRunner(agent))
-    (call,) = run.rollout.transitions
-    assert run.prediction.answer == call.output
-    assert call.token_ids
 
 
 @pytest.mark.parametrize(
@@ -402,3 +275,29 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path(f"/proc/{pid}/stat").exists() else False
+
+
+COMMANDED = AgentTask(id="t", rollout="r", inputs={}, model="m", base_url="http://127.0.0.1:9/v1", api_key="k")
+LOUD = """
+import os, sys, time
+for number in range(6):
+    os.write(2, b"." * 700_000)
+    time.sleep(0.12)
+os.write(2, f"last words, of {os.fstat(2).st_size} bytes".encode())
+sys.exit(3)
+"""
+
+
+def test_the_end_of_a_long_standard_error_is_kept_and_the_rest_is_not() -> None:
+    with pytest.raises(AgentFailed, match="the agent exited with 3") as failed:
+        CommandRunner([sys.executable, "-S", "-c", LOUD]).run(COMMANDED, lambda: None)
+    match = re.search(r"it said: '\.+last words, of (\d+) bytes'$", str(failed.value))
+    assert match is not None
+    assert len(str(failed.value)) < 1000
+    assert int(match[1]) < 3_000_000  # of 4,200,000 that were written
+
+
+def test_a_command_that_is_killed_is_named_with_its_signal_and_last_words() -> None:
+    code = "import os; os.write(2, b'out of memory'); os.kill(os.getpid(), 9)"
+    with pytest.raises(RunnerLost, match="the agent's process was killed by SIGKILL; it said: 'out of memory'"):
+        CommandRunner([sys.executable, "-S", "-c", code]).run(COMMANDED, lambda: None)

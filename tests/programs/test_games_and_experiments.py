@@ -1,4 +1,4 @@
-"""The shipped environments: Nim against an opponent, and an oven with noisy yields."""
+"""The shipped environments Nim and experiment, and environments with gymnasium's interface."""
 
 import json
 import random
@@ -9,11 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import assay
-from assay.datasets import Task, load_tasks
-from assay.errors import DataError, EnvironmentFailed
-from assay.programs import EnvironmentAgent, Experimenter, InvalidAction, NimPlayer
+from assay.datasets import Task
+from assay.errors import EnvironmentFailed
+from assay.programs import EnvironmentAgent, GymEnvironment, InvalidAction
 from assay.rubrics import NoGrade
-from assay.shipped.programs.experiment.checks import feasible_plans
 from assay.shipped.programs.nim.checks import nim_won
 from assay.shipped.programs.nim.program import Nim
 from assay.shipped.programs.nim.rules import NimRules, nim_problem
@@ -30,15 +29,6 @@ def answering(actions: Any) -> Any:
 
 
 # Nim
-
-
-def test_a_skilled_opponent_wins_against_a_mistake() -> None:
-    with dspy.context(lm=answering(["1", "1", "1", "1"])):
-        result = NimPlayer()(**nim(sticks=7).inputs)  # leaves 6; the opponent takes 2, leaves 4, and wins
-    assert (result.reward, result.done) == (0.0, True)
-    grade = nim_won(nim(sticks=7), dict(result.items()), None)
-    assert grade.value == 0
-    assert "not won" in grade.reason
 
 
 def test_only_legal_moves_are_offered_and_taken() -> None:
@@ -62,21 +52,6 @@ def test_an_opponent_that_cheats_is_detected_and_the_game_unscored(move: Any) ->
         pytest.raises(EnvironmentFailed, match=r"the opponent cheated: it took .* of 7 sticks"),
     ):
         agent(**nim(sticks=8).inputs)
-
-
-def test_an_opponent_that_moves_in_the_agents_place_is_detected() -> None:
-    games, moved = [], list[int]()
-
-    def meddles(left: int, most: int, rng: random.Random) -> int:
-        if not moved:
-            moved.append(1)
-            games[0].step("1")
-        return 1
-
-    games.append(Nim(meddles))
-    games[0].reset(nim(sticks=10))
-    with pytest.raises(EnvironmentFailed, match="the opponent cheated: it changed the sticks that are left, 9 to 7"):
-        games[0].step("1")
 
 
 def record(*moves: tuple[Any, Any]) -> dict[str, Any]:
@@ -120,38 +95,11 @@ def test_games_of_random_players_replay_to_their_result(sticks: int, most: int, 
     assert nim_problem(NimRules(sticks, most), own, replies) == (step.reward == 1, "")
 
 
-def test_nim_data_can_be_won_and_is_checked() -> None:
-    tasks = load_tasks("nim:size=200&seed=3&sticks=5-15&most=3")
-    assert {task.inputs["sticks"] for task in tasks} == {5, 6, 7, 9, 10, 11, 13, 14, 15}
-    assert len({task.key for task in tasks}) == 200
-    assert [task.inputs for task in tasks] == [task.inputs for task in load_tasks("nim:size=200&seed=3")]
-    for wrong in ("skill=2", "sticks=a-b", "sticks=4-4", "most=0", "sticks=5-90", "stick=5", "size=0"):
-        with pytest.raises(DataError):
-            load_tasks(f"nim:{wrong}")
-
-
 # The experiment
 
 
 def experiment(material: str = "iron", seed: int = 1, trials: int = 3, noise: float = 5.0) -> Task:
     return Task(id="1", inputs={"material": material, "trials": trials, "noise": noise, "seed": seed})
-
-
-def test_refused_plans_are_not_feasible() -> None:
-    steps = [
-        {"reward": 0.0, "error": "write a plan", "info": {}},
-        {"reward": 0.0, "error": None, "info": {"feasible": True}},
-    ]
-    assert feasible_plans(experiment(), {"steps": steps}, None).value == 0.5
-
-
-def test_wrong_experiments_are_refused() -> None:
-    for wrong in ("noise=a", "noise=-1", "trials=0", "trials=51", "size=0", "heat=5"):
-        with pytest.raises(DataError):
-            load_tasks(f"experiment:{wrong}")
-    agent = Experimenter()
-    with dspy.context(lm=answering([])), pytest.raises(EnvironmentFailed, match="material='gold' must be one of"):
-        agent(**experiment(material="gold").inputs)
 
 
 def test_nim_and_experiment_run_by_name_with_their_rubrics(tmp_path: Any) -> None:
@@ -169,3 +117,64 @@ def test_nim_and_experiment_run_by_name_with_their_rubrics(tmp_path: Any) -> Non
         )
         assert report.evaluation.unscored == 0
         assert not any(result.failed for result in report.evaluation.results.values())
+
+
+class Discrete:
+    def __init__(self, n: int, start: int = 0) -> None:
+        self.n, self.start = n, start
+
+
+class Doors:
+    """One of `n` doors has the prize; the observation says the number of the tries that are left."""
+
+    def __init__(self, n: int = 3, tries: int = 2, start: int = 0) -> None:
+        self.action_space, self.tries, self.closed = Discrete(n, start), tries, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.prize = random.Random(seed).randrange(self.action_space.n) + self.action_space.start
+        self.left = self.tries if options is None else options["tries"]
+        return {"left": self.left}, {"prize": self.prize}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        assert isinstance(action, int)
+        self.left -= 1
+        won = action == self.prize
+        return {"left": self.left}, float(won), won, self.left == 0, {"prize": self.prize, "object": object()}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def task(seed: int = 0, **inputs: Any) -> Task:
+    return Task(id="1", inputs={"seed": seed, **inputs})
+
+
+def test_a_truncated_episode_is_done() -> None:
+    environment = GymEnvironment(Doors(tries=1))
+    prize = environment.reset(task()).info["prize"]
+    last = environment.step(str((int(prize) + 1) % 3))
+    assert last.done
+    assert last.info["truncated"] is True
+    assert "object" not in last.info
+
+
+def test_an_action_mask_removes_actions() -> None:
+    class Masked(Doors):
+        def step(self, action: Any) -> tuple[Any, ...]:
+            result = super().step(action)
+            return (*result[:4], {"action_mask": [1, 0, 1]})
+
+    environment = GymEnvironment(Masked())
+    prize = environment.reset(task()).info["prize"]
+    assert environment.step(str((int(prize) + 1) % 3)).actions == ("0", "2")
+
+
+def test_the_older_interface_is_refused_with_the_way_out() -> None:
+    class Old(Doors):
+        def step(self, action: Any) -> tuple[Any, ...]:
+            return {"left": 1}, 0.0, False, {}
+
+    agent = EnvironmentAgent(lambda: GymEnvironment(Old()), "Open a door.")
+    lm = scripted_lm(lambda request: json.dumps({"action": "0"}))
+    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed, match="older gym, which returns four values"):
+        agent(seed=0)

@@ -1,14 +1,15 @@
-"""`assay index`: what is read, replaced, removed, on both databases."""
+"""`assay index`: what is read, replaced, removed and found, on both databases."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from indexed_documents import docs as docs, rows, sources, url as url
@@ -16,13 +17,9 @@ from indexed_documents import docs as docs, rows, sources, url as url
 import assay
 from assay.cli.main import group
 from assay.commands.index import IndexReport
-from assay.errors import ConfigError, StoreError
-from assay.programs import DocumentIndex
-from assay.programs.retrieval import building as folders
-from assay.programs.retrieval.building import update_index
-from assay.support.addresses import DatabaseAddress
-from assay.traces import Store
-from assay.traces.store.connection import open_engine
+from assay.errors import ConfigError, ModelError, StoreError
+from assay.programs import DocumentIndex, Memory
+from assay.traces.store.location import store_address
 
 
 def counts(report: IndexReport) -> tuple[int, int, int, int]:
@@ -95,46 +92,6 @@ def test_encodings_and_html_are_read(docs: Path) -> None:
     }
 
 
-def test_a_name_that_is_not_utf8_is_escaped(docs: Path) -> None:
-    (Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt"))).write_text("The ferry of Wick leaves at noon")
-    assay.index(docs, store="s.db")
-    assert sources("s.db", "ferry of Wick") == ["caf\\xe9.txt"]
-    assert counts(assay.index(docs, store="s.db"))[3] == 0
-
-
-def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assay.index(docs, store="s.db")
-    file, real = docs / "pump.md", folders.open_text.blocks
-    file.write_text("short")
-
-    def blocks(self: Any) -> Iterator[str]:
-        for block in real(self):
-            if self.file.name == "pump.md":
-                with file.open("a") as opened:
-                    opened.write("more\n")
-            yield block
-
-    monkeypatch.setattr(folders.open_text, "blocks", blocks)
-    report = assay.index(docs, store="s.db")
-    assert (counts(report), dict(report.skipped)) == ((0, 0, 1, 0), {"changing": 1})
-    assert report.examples == {"changing": ["pump.md"]}
-    assert sources("s.db", "litres of Marlow") == ["pump.md"]
-    assert rows("s.db") == (2, 2, 0)
-
-
-def test_a_file_that_vanishes_after_the_listing_is_no_error(docs: Path) -> None:
-    assay.index(docs, store="s.db")
-    listed = folders.FolderFiles.of(docs)
-    (docs / "pump.md").write_text("changed")
-    listed = folders.FolderFiles.of(docs)
-    (docs / "pump.md").unlink()
-    engine = open_engine(DatabaseAddress.of("s.db"))
-    updated = update_index(engine, docs, "documents", listed=listed)
-    engine.dispose()
-    assert (updated.removed, updated.unchanged, dict(updated.skipped)) == (1, 1, {})
-    assert sources("s.db", "litres of Marlow") == []
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
@@ -155,46 +112,6 @@ def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
     assert rows("s.db")[:2] == (report.documents, report.passages)
 
 
-def test_unfinished_rows_of_a_large_file_are_not_found_and_are_removed(
-    docs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (docs / "log.txt").write_text("".join(f"Entry {number} of the Calder log.\n" for number in range(60_000)))
-    real = folders.open_text.blocks
-
-    def blocks(self: Any) -> Iterator[str]:
-        for number, block in enumerate(real(self)):
-            if number == 20:
-                raise KeyboardInterrupt
-            yield block
-
-    with monkeypatch.context() as patched:
-        patched.setattr(folders.open_text, "blocks", blocks)
-        with pytest.raises(KeyboardInterrupt):
-            assay.index(docs, store="s.db", passage_chars=200)
-    with pytest.raises(StoreError, match="no index"):
-        sources("s.db", "Calder log")
-    assert rows("s.db")[1] > 1000
-    report = assay.index(docs, store="s.db", passage_chars=200)
-    assert rows("s.db")[:2] == (3, report.passages)
-    assert sources("s.db", "Calder log entry 59999") == ["log.txt"] * 5
-
-
-def test_another_passage_size_reads_all_files_again(docs: Path) -> None:
-    (docs / "long.txt").write_text("The towpath of Ripley is flooded in spring. " * 20)
-    assert assay.index(docs, store="s.db").passages == 3
-    report = assay.index(docs, store="s.db", passage_chars=200)
-    assert (counts(report), report.passages) == ((0, 3, 0, 0), 7)
-
-
-def test_passages_of_another_index_do_not_displace_those_of_this_one(tmp_path: Path, docs: Path) -> None:
-    crowd = tmp_path / "crowd"
-    crowd.mkdir()
-    (crowd / "a.txt").write_text("\n\n".join(f"pumps pumps pumps {number} " + "x" * 80 for number in range(600)))
-    assay.index(crowd, store="s.db", name="crowd", passage_chars=100)
-    assay.index(docs, store="s.db")
-    assert sources("s.db", "pumps") == ["pump.md"]
-
-
 def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:
     assay.index(docs, store="s.db")
     for file in docs.rglob("*.*"):
@@ -205,39 +122,6 @@ def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:
     assert assay.index(docs, store="s.db", remove=True).documents == 0
 
 
-def test_wrong_use_says_what_to_do(docs: Path) -> None:
-    for folder, options, message in (
-        ("nowhere", {}, "no folder 'nowhere'"),
-        (docs / "pump.md", {}, "is a file. Name the folder whose files"),
-        ("nowhere", {"remove": True}, "has no documents of the folder .*nowhere': it is empty"),
-        (docs, {"name": "a/b"}, "name='a/b' must be"),
-        (docs, {"passage_chars": 5}, "passage_chars: must be greater than or equal to 100, not 5"),
-        (docs, {"embedder": 3}, "embedder: must be a valid string or callable, not 3"),
-        (docs, {"embedder": "gone.py:embed"}, "there is no file"),
-        (docs, {"remove": True, "embedder": len}, "no effect"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            assay.index(folder, store="s.db", **options)  # type: ignore[arg-type]
-    with pytest.raises(StoreError, match=r"no store at .*build it with assay index DIR --name documents"):
-        DocumentIndex("gone.db").search("x")
-    Store("s.db").close()
-    with pytest.raises(StoreError, match=r"has no index 'documents': build it with assay index"):
-        DocumentIndex("s.db").search("x")
-    assay.index(docs, store="s.db")
-    with pytest.raises(StoreError, match=r"has no index 'dcs', but 'documents': build it with"):
-        DocumentIndex("s.db", "dcs").search("x")
-    with pytest.raises(ConfigError, match=r"no documents of the folder .*nowhere': it has those of .*docs'"):
-        assay.index("nowhere", store="s.db", remove=True)
-
-
-def test_a_folder_without_text_is_noted(docs: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    noted, indexed = (CliRunner().invoke(group, ["index", str(folder)]) for folder in (tmp_path / "empty", docs))
-    assert noted.exit_code == 0
-    assert "has no text files, so nothing was indexed" in noted.output
-    assert "nothing was indexed" not in indexed.output
-
-
 def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
     from filelock import FileLock
 
@@ -245,3 +129,57 @@ def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
     (lock,) = Path().glob("s.db.index-*.lock")
     with FileLock(lock), pytest.raises(ConfigError, match="another process changes the index"):
         assay.index(docs, store="s.db")
+
+
+def letters(texts: list[str]) -> Any:
+    """Counts of pairs of letters: near texts have near vectors, also with other forms of a word."""
+    vectors = np.zeros((len(texts), 676), dtype=np.float32)
+    for row, text in zip(vectors, texts, strict=True):
+        lowered = [ord(letter) - 97 for letter in text.lower() if "a" <= letter <= "z"]
+        for one, two in pairwise(lowered):
+            row[26 * one + two] += 1
+    return vectors
+
+
+def test_a_failing_embedder_leaves_the_full_text_index(docs: Path) -> None:
+    def short(texts: list[str]) -> Any:
+        return np.zeros((len(texts) - 1, 3))
+
+    def broken(texts: list[str]) -> Any:
+        raise RuntimeError("no quota")
+
+    for embedder, message in ((short, r"shape \(1, 3\) for 2 texts"), (broken, "no quota")):
+        with pytest.raises(ModelError, match=message):
+            assay.index(docs, store="s.db", embedder=embedder)
+    assert sources("s.db", "Marlow") == ["pump.md"]
+
+
+def test_an_embedder_without_vectors_in_the_index_is_refused(url: str, docs: Path, own_folder: Path) -> None:
+    Path("mine.py").write_text("def letters(texts):\n    return [[len(text), text.count('e')] for text in texts]\n")
+    assay.index(docs, store=url, embedder="mine.py:letters")
+    scope: dict[str, Any] = {"__name__": "mine"}
+    exec(Path("mine.py").read_text(), scope)
+    assert len(DocumentIndex(url, embedder=scope["letters"]).search("no word of it")) == 2  # the same name anywhere
+    with pytest.raises(
+        StoreError, match=r"no vectors by the embedder \S+:letters \(embedders of its vectors: mine:let"
+    ):
+        DocumentIndex(url, embedder=letters).search("Marlow")
+    with pytest.raises(ConfigError, match="pass the function itself"):
+        DocumentIndex(url, embedder="mine.py:letters")
+
+
+def test_the_store_of_a_command_is_that_of_the_programs_index_and_memory(docs: Path, own_folder: Path) -> None:
+    Path("lookup.py").write_text(
+        "import dspy\nfrom assay.programs import DocumentIndex, Memory, TextRetriever\n\n\n"
+        "class Lookup(dspy.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.index = DocumentIndex()\n\n"
+        "    def forward(self, question):\n        Memory().remember('Ada', question)\n"
+        "        return dspy.Prediction(source=self.index.search(question)[0].source)\n"
+    )
+    for words in (["index", str(docs)], ["run", "lookup.py:Lookup", "question=Marlow"]):
+        result = CliRunner().invoke(group, [*words, "--store", "own.db"])
+        assert result.exit_code == 0, result.output
+    assert "pump.md" in result.output
+    assert [fact.text for fact in Memory("own.db").history("Ada")] == ["Marlow"]
+    assert not Path(".assay").exists()
+    assert store_address().file == Path(".assay/assay.db")  # the next command has its own

@@ -1,8 +1,6 @@
 """MCP servers as tools: real server processes, also ones that die, hang, or return too much."""
 
 import json
-import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -14,7 +12,6 @@ from typing import Any
 import dspy
 import pytest
 
-from assay.errors import ConfigError
 from assay.models.limits import ToolOverTime, limited
 from assay.programs import McpServer, ToolUser
 from assay.programs.mcp_servers import McpError
@@ -104,15 +101,6 @@ def test_tools_have_their_schemas_and_are_called(server: McpServer) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_server_writes_to_standard_error_does_not_stop_it(script: Path) -> None:
-    with McpServer([sys.executable, str(script)], start_timeout_s=WAIT_S) as server:
-        assert server.call("talk", {}) == "done"
-        with pytest.raises(McpError, match="the last words") as death:
-            server.call("die", {})
-        assert "the disk is full" in str(death.value)
-
-
-@pytest.mark.slow
 def test_an_agent_uses_a_server_and_survives_its_death(server: McpServer) -> None:
     turns = (["price"], {"item": "tea"}, ["die"], {}, ["price"], {"item": "jam", "count": None})
     with dspy.context(lm=scripted(*turns), trace=[]):
@@ -123,13 +111,6 @@ def test_an_agent_uses_a_server_and_survives_its_death(server: McpServer) -> Non
     assert "the disk is full" in dead["error"]
     assert again["error"] is None
     assert again["result"] == "3 of jam"  # it was started again
-
-
-def test_calls_of_one_step_run_at_the_same_time(server: McpServer) -> None:
-    with dspy.context(lm=scripted(["slow", "slow"], {"seconds": 2.0}, {"seconds": 2.01}), trace=[]):
-        calls = ToolUser(servers=[server])(question="Wait.").calls
-    (began, ended, _), (began_too, ended_too, _) = (map(float, call["result"].split()) for call in calls)
-    assert max(began, began_too) < min(ended, ended_too)
 
 
 @pytest.mark.chaos
@@ -153,52 +134,6 @@ def test_a_server_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
         server.tools()
     with dspy.context(lm=scripted(), trace=[]), pytest.raises(McpError):  # the run fails, with this reason
         ToolUser(servers=[server])(question="hello")
-
-
-def test_tools_of_a_server_that_does_not_come_back_are_errors(tmp_path: Path, script: Path) -> None:
-    once = tmp_path / "once.py"
-    once.write_text("import os\nopen('started', 'x')\n" + script.read_text())
-    with McpServer([sys.executable, str(once)], cwd=str(tmp_path), start_timeout_s=WAIT_S) as server:
-        server.tools()
-        with pytest.raises(McpError, match="has died"):
-            server.call("die", {})
-        with dspy.context(lm=scripted(["price"], {"item": "tea"}), trace=[]):
-            calls = ToolUser(servers=[server])(question="What does tea cost?").calls
-    assert "cannot be started" in calls[0]["error"]
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_silent_server_is_abandoned_after_its_timeout() -> None:
-    server = McpServer([sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=1)
-    with pytest.raises(McpError, match="did not start within 1 s"):
-        server.tools()
-
-
-def test_a_closed_server_has_no_process(server: McpServer) -> None:
-    process = int(server.call("slow", {"seconds": 0}).split()[-1])
-    server.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
-
-
-@pytest.mark.slow
-def test_a_server_travels_to_other_processes_without_its_connection(server: McpServer) -> None:
-    server.tools()
-    copied = pickle.loads(pickle.dumps(server))
-    assert (copied.command, copied.timeout_s) == (server.command, server.timeout_s)
-    with copied:
-        processes = {each.call("slow", {"seconds": 0}).split()[-1] for each in (server, copied)}
-    assert len(processes) == 2
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{}, {"command": "python server.py"}, {"command": ["x"], "url": "http://x"}, {"url": "http://x", "timeout_s": 0}],
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        McpServer(**wrong)
 
 
 @pytest.mark.slow

@@ -3,42 +3,23 @@
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 import sqlalchemy as sa
+from indexed_documents import url as url
 
 from assay.commands.traces import forget_subject
-from assay.datasets import load_tasks
 from assay.errors import ConfigError
-from assay.programs import Converse, DocumentIndex, Memory, ToolUser
-from assay.programs.agent import GUIDE
+from assay.programs import Converse, Memory
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
 from assay.traces.recorder import Recorder
-from assay.traces.records import Rollout, ToolCall, Transition, person_digest
+from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.store import Store
 from assay.traces.store.erasure import erase_subject
-from assay.traces.store.tables import metadata
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty store."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "s.db")
-        return
-    address = request.getfixturevalue("postgres_url").replace("postgresql://", "postgresql+psycopg://")
-    engine = sa.create_engine(address)
-    metadata.drop_all(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS store_revision")
-    yield address
-    metadata.drop_all(engine)
-    engine.dispose()
 
 
 def test_the_memory_meets_its_contract(url: str) -> None:
@@ -164,23 +145,6 @@ def test_erasure_reaches_more_rollouts_than_a_statement_has_parameters(tmp_path:
         assert [rollout.id for rollout in store.rollouts()] == ["kept"]
 
 
-def test_a_person_is_found_by_the_hash_that_earlier_versions_stored(tmp_path: Path) -> None:
-    """The hash of the name as it came, here with a separate accent."""
-    name = "Jose\u0301"
-    stored = person_digest(name.casefold())
-    with Store(tmp_path / "s.db") as store:
-        store.put_artifact("/somewhere", [stored])
-        store.put_rollout(Rollout(task_id="t", inputs={"question": "?"}, data_subject=name))
-    assert "/somewhere" in forget_subject("Jos\u00e9", store=tmp_path / "s.db").to_dict()["made_from_them"]
-    with Store(tmp_path / "s.db") as store:
-        assert store.forgotten().covers(stored, None)
-
-
-def test_a_person_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="subject=None must be the name of a person"):
-        Memory(tmp_path / "s.db").remember(None, "555-1234")  # type: ignore[arg-type]
-
-
 def test_the_words_of_an_erased_fact_leave_the_file(tmp_path: Path) -> None:
     memory = Memory(tmp_path / "s.db")
     memory.remember("Ada", "the passphrase is xylophone")
@@ -191,37 +155,6 @@ def test_the_words_of_an_erased_fact_leave_the_file(tmp_path: Path) -> None:
     assert b"xylophon" not in words
     assert b"marimba" in words
     assert [fact.text for fact in memory.recall("marimba", subject="Bob")] == ["plays the marimba"]
-
-
-def test_a_number_is_not_used_again_after_erasure(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    first = memory.remember("Ada", "likes tea")
-    forget_subject("Ada", store=tmp_path / "s.db")
-    assert memory.remember("Bob", "likes coffee").id > first.id
-
-
-def test_an_agent_uses_the_tools_of_a_person(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    turns = iter(
-        [
-            {"thought": "", "action": "remember", "also": [], "need": 1.0},
-            {"arguments": {"fact": "phone: 555-1", "about": "phone"}},
-            {"thought": "", "action": "recall", "also": [], "need": 1.0},
-            {"arguments": {"query": "phone"}},
-            {"thought": "", "action": "forget", "also": [], "need": 1.0},
-            {"arguments": {"number": 1}},
-            {"thought": "", "action": "answer", "also": [], "need": 0.0},
-            {"answer": "done"},
-        ]
-    )
-    with dspy.context(lm=scripted_lm(lambda request: json.dumps(next(turns)))):
-        result = ToolUser(tools=memory.tools("Ada"))(question="My number is 555-1.")
-    assert [call["result"] for call in result.calls] == [
-        "remembered as number 1",
-        "1 (phone): phone: 555-1",
-        "forgotten",
-    ]
-    assert memory.recall("phone", subject="Ada") == []
 
 
 def listening(request: Any) -> str:
@@ -251,48 +184,3 @@ def test_facts_told_in_one_conversation_are_filled_in_in_another(tmp_path: Path)
     assert first.outcome == {"phone": "555-1", "day": "Friday"}
     assert second.outcome == {"phone": "555-1", "day": "Monday"}  # the day belongs to no person
     assert (second.ended, without.ended) == ("done", "gave_up")
-
-
-def test_upper_case_in_about_is_no_other_value(url: str) -> None:
-    memory = Memory(url, name="cases")
-    for about, text in (("phone", "555-1"), ("Phone", "555-2"), ("Örtchen", "a"), ("Örtchen", "b")):
-        memory.remember("Ada", text, about=about)
-    assert [fact.text for fact in memory.recall("phone", subject="Ada")] == ["555-2"]
-    assert [fact.text for fact in memory.recall("Örtchen", subject="Ada")] == ["b"]
-
-
-def test_wrong_arguments_of_a_memory_are_refused(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    for call, message in (
-        (lambda: memory.remember("Ada", None), "text=None must be a text"),  # type: ignore[arg-type]
-        (lambda: memory.recall("x", subject="Ada", at="yesterday"), "at='yesterday' must be a time in seconds"),  # type: ignore[arg-type]
-        (lambda: memory.recall("x", subject="Ada", k="3"), "k='3' must be >= 1"),  # type: ignore[arg-type]
-        (lambda: memory.recall("x", subject=None), "subject=None must be the name of a person"),  # type: ignore[arg-type]
-        (lambda: memory.tools(" "), "must be the name of a person"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            call()
-    with pytest.raises(TypeError, match="Did you mean 'store'"):
-        Memory(stor=tmp_path / "s.db")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="Did you mean 'name'"):
-        DocumentIndex(nam="x")  # type: ignore[call-arg]
-
-
-def test_labels_are_not_remembered_and_one_turn_uses_the_memory(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    program = Converse(memory=memory)
-    expected = {"outcome": {"phone": "555-1", "day": "Friday"}}
-    with dspy.context(lm=scripted_lm(listening), **{GUIDE: expected}):
-        assert program(**meeting(["phone", "day"], phone="555-1", day="Friday")).ended == "done"
-    assert memory.history("Ada") == []
-    memory.remember("Ada", "phone: 555-9", about="phone")
-    with dspy.context(lm=scripted_lm(listening)):
-        talk = {"service": "x", "form": ["phone", "day"], "person": "Ada", "personal": ["phone"]}
-        result = program(message="Hello.", **talk)
-    assert (result.outcome, result.reply) == ({"phone": "555-9"}, "What is the day?")
-
-
-def test_an_artifact_names_its_memory(tmp_path: Path, own_folder: Path) -> None:
-    assert Converse(memory="desk").config == {"user": "rules", "memory": "desk"}
-    second = load_tasks("conversations:?size=3&facts=9-9&meeting=second")[0]
-    assert set(second.inputs["personal"]) == {"name", "phone", "street", "language", "payment", "code"}

@@ -1,17 +1,13 @@
 """Programs given as factories, with constructor arguments, and with other names than `self`."""
 
-import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 from own_programs import RUBRIC, answer, rows
 
 import assay
-from assay.cli.main import group
 from assay.errors import ProgramError
 from assay.programs.loading import load_program
 from assay.testing import scripted_lm
@@ -100,36 +96,6 @@ def test_factories_and_arguments_in_a_name_build_the_program_and_its_artifact(
         assert assay.load(report.artifact)(question="?").answer == value
 
 
-def test_a_factory_object_is_called(place: Path) -> None:
-    made = load_program("mine.py:made")
-
-    def factory() -> Any:
-        return made.deepcopy()
-
-    assert type(compiled(factory).program) is type(made)
-
-
-@pytest.mark.parametrize("kind", ["function", "method", "partial", "object"])
-def test_a_factory_object_is_called_with_its_defaults(place: Path, kind: str) -> None:
-    made = load_program("mine.py:QA(k=1)")
-    qa = type(made)
-
-    def function(k: int = 6) -> Any:
-        return qa(k)
-
-    class Factory:
-        def method(self, k: int = 6) -> Any:
-            return qa(k)
-
-        __call__ = method
-
-    factories = {
-        "function": function, "method": Factory().method, "partial": functools.partial(qa, 6), "object": Factory()
-    }  # fmt: skip
-    report = compiled(factories[kind])
-    assert (type(report.program), report.program.depth) == (qa, 6)
-
-
 @pytest.mark.parametrize("name", ["solve_any", "solve_some"])
 def test_a_function_whose_inputs_have_defaults_is_a_program_by_name_and_as_an_object(place: Path, name: str) -> None:
     program = load_program(f"mine.py:{name}")
@@ -144,27 +110,3 @@ def test_missing_arguments_are_named_with_a_way_to_give_them(place: Path) -> Non
     for wrong in ("mine.py:QA(3)", "mine.py:QA(k=open('x'))", "mine.py:QA(k=)"):
         with pytest.raises(ProgramError, match="literals"):
             compiled(wrong)
-
-
-@pytest.mark.parametrize("name", ["mine.py:solve", "mine.py:made_with", "mine:solve"])
-def test_compiling_a_function_says_what_to_do_instead(place: Path, name: str) -> None:
-    with pytest.raises(ProgramError, match=r"dspy\.Predict"):
-        compiled(name)
-    result = CliRunner().invoke(group, ["compile", name, "--rubric", "r.yaml", "--data", "rows.jsonl"])
-    assert result.exit_code in (1, 2)
-    assert isinstance(result.exception, ProgramError | SystemExit)
-
-
-def test_a_function_object_is_refused_as_its_name_is(place: Path) -> None:
-    def solve(question: str) -> dict[str, str]:
-        return {"answer": question}
-
-    with pytest.raises(ProgramError, match=r"dspy\.Predict"):
-        compiled(solve)
-
-
-def test_a_named_program_with_arguments_runs_on_the_command_line(place: Path) -> None:
-    report = compiled("mine.py:QA(k=7)")
-    manifest = json.loads((report.artifact / "manifest.json").read_text())
-    assert manifest["program"] == "mine.py:QA(k=7)"
-    assert "(" not in report.artifact.name

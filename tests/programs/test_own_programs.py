@@ -1,5 +1,6 @@
-"""Programs, checks and judges in the user's files: helper modules, names, state after loading."""
+"""Programs, checks and judges in the user's files: helper modules, names, copies, asynchronous calls and streams."""
 
+import asyncio
 import json
 import shutil
 import sys
@@ -8,35 +9,26 @@ from typing import Any
 
 import dspy
 import pytest
-from own_programs import RUBRIC, answer, compiled, in_another_place, write_program
+from own_programs import RUBRIC, answer, compiled, write_program
 
 import assay
 from assay.datasets import make_task
-from assay.errors import ProgramError
 from assay.programs import load_program
-from assay.sources.modules import load_source
+from assay.programs.loading import SHIPPED, full_name, program_class
+from assay.support.package import CONTENT
 from assay.testing import scripted_lm
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 
 def test_helper_modules_are_imported_and_isolated_between_programs(tmp_path: Path) -> None:
     before = list(sys.path)
     first, second = (load_program(write_program(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
-        assert [p(question="?").answer for p in (first, second, first)] == [
-            "onelateone-deep-1 4",
-            "twolatetwo-deep-1 4",
-            "onelateone-deep-1 4",
-        ]
+        answers = [program(question="?").answer for program in (first, second, first)]
+    assert answers == [f"{name}late{name}-deep-1 4" for name in ("one", "two", "one")]
     assert sys.path == before
     assert "helper" not in sys.modules
-
-
-def test_a_changed_helper_is_reloaded(tmp_path: Path) -> None:
-    name = write_program(tmp_path / "p")
-    load_program(name)
-    (tmp_path / "p" / "helper.py").write_text("PREFIX = 'changed'\n")
-    with dspy.context(lm=scripted_lm(answer)):
-        assert load_program(name)(question="?").answer.startswith("changed")
 
 
 def test_checks_and_judges_import_from_their_folder_the_working_directory_and_the_programs(
@@ -64,66 +56,6 @@ def test_checks_and_judges_import_from_their_folder_the_working_directory_and_th
     assert assay.load_judge(f"{tmp_path}/rubrics/judging.py:mood").labels == ("no", "yes")
 
 
-DYNAMIC = """
-import importlib
-from importlib import import_module, resources
-
-import dspy
-
-class QA(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        plugin, deep = importlib.import_module("plugin"), import_module(name="parts.deep")
-        marks = [plugin.MARK, deep.MARK, __import__("third").MARK]
-        marks.append(importlib.import_module(".near", package=parts_name()).MARK)
-        marks.append(importlib.import_module(".near", "parts").MARK)
-        return dspy.Prediction(answer=" ".join([*marks, self.answer(question=question).answer]))
-
-def parts_name():
-    import parts
-    return parts.__name__
-"""
-
-
-def write_dynamic(folder: Path, mark: str) -> str:
-    (folder / "parts").mkdir(parents=True)
-    (folder / "agent.py").write_text(DYNAMIC)
-    (folder / "parts" / "__init__.py").write_text("")
-    for name in ("plugin", "third", "parts/deep"):
-        (folder / f"{name}.py").write_text(f"MARK = '{mark}'\n")
-    (folder / "parts" / "near.py").write_text("MARK = 'near'\n")
-    (folder / "parts" / "deep.py").write_text(
-        f"from importlib import import_module\nMARK = import_module('.near', __package__).MARK + '{mark}'\n"
-    )
-    return f"{folder / 'agent.py'}:QA"
-
-
-def test_modules_imported_by_name_in_a_string_are_isolated_between_programs(tmp_path: Path) -> None:
-    first, second = (load_program(write_dynamic(tmp_path / name, name)) for name in ("one", "two"))
-    with dspy.context(lm=scripted_lm(answer)):
-        assert [p(question="?").answer for p in (first, second, first)] == [
-            f"{m} near{m} {m} near near 4" for m in ("one", "two", "one")
-        ]
-    assert not {"plugin", "third", "parts"} & sys.modules.keys()
-
-
-@pytest.mark.slow
-def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path) -> None:
-    artifact = compiled(write_dynamic(tmp_path / "p", "one"), tmp_path / "out")
-    present = {path.name for path in (artifact / "source").rglob("*.py")}
-    assert present == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
-    shutil.rmtree(tmp_path / "p")
-    text = in_another_place(
-        artifact,
-        tmp_path / "elsewhere",
-        "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)",
-    )
-    assert text.strip().endswith("one nearone one near near 4")
-
-
 def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(
         "import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n"
@@ -132,16 +64,47 @@ def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path
     assert json.__name__ == sys.modules["json"].__name__ == "json"
 
 
-def test_a_missing_data_file_is_not_reported_as_a_missing_program(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("import dspy\ntext = open('prompt.txt').read()\n")
-    with pytest.raises(ProgramError, match=r"cannot be imported: FileNotFoundError: .*prompt.txt.*p\.py:2"):
-        load_program(f"{tmp_path}/p.py:QA")
-    with pytest.raises(ProgramError, match=r"no such file: .*q\.py"):
-        load_program(f"{tmp_path}/q.py:QA")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_copy_of_a_shipped_program_is_a_program_of_its_own(name: str, tmp_path: Path) -> None:
+    shutil.copytree(CONTENT / "programs" / name, tmp_path / name)
+    copied = program_class(str(tmp_path / name / "program.py"))
+    assert copied.__name__ == program_class(name).__name__
+    assert copied is not program_class(name)
+    assert full_name(str(tmp_path / name / "program.py")).endswith(f":{copied.__name__}")
 
 
-def test_loading_state_does_not_change_a_module_level_program(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("import dspy\nqa = dspy.ChainOfThought('question -> answer')\n")
-    program = load_program(f"{tmp_path}/p.py:qa")
-    program.predictors()[0].demos = [dspy.Example(question="?", answer="!")]
-    assert load_source(tmp_path / "p.py").qa.predictors()[0].demos == []
+def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path) -> None:
+    upstream = ScriptedUpstream()
+    with served(upstream.app()) as address:
+        server = f"{address}/v1"
+        program = write_program(tmp_path / "p")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OPENAI_API_KEY", "none")
+            artifact = compiled(
+                program, tmp_path / "job", lm=None, model="openai/echo", api_base=server, prompt_format="json"
+            )
+            calls, loaded = upstream.calls, assay.load(artifact)
+            assert dspy.settings.lm is None
+            assert "-deep-1" in loaded(question="one more?").answer
+            assert upstream.calls > calls
+            assert "-deep-1" in asyncio.run(loaded.acall(question="and async?")).answer
+
+            async def streamed() -> list[Any]:
+                stream = dspy.streamify(loaded, stream_listeners=[dspy.streaming.StreamListener("answer")])
+                return [part async for part in stream(question="and streamed?")]
+
+            parts = asyncio.run(streamed())
+        assert isinstance(parts[-1], dspy.Prediction)
+        assert [type(part).__name__ for part in parts[:-1]].count("StreamResponse") >= 1
+        own_lm = scripted_lm(answer)
+        with dspy.context(lm=own_lm):  # what is set in DSPy comes first
+            assert loaded(question="?").answer.endswith(" 4")
+        assert own_lm.scripted.calls == 1
+
+
+async def streamed(program: Any, question: str, **options: Any) -> tuple[str, Any]:
+    """The chunks of `answer` that the listener received, and the prediction."""
+    stream = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer")], **options)
+    parts = [part async for part in stream(question=question)]
+    chunks = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
+    return chunks.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes

@@ -1,17 +1,15 @@
 """Artifacts run in any folder: the files and packages that a program uses from its own folder are in them."""
 
-import json
 import os
 import pickle
 import shutil
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
-from own_programs import RUBRIC, answer, rows
+from own_programs import RUBRIC, answer, rows, source
 
 import assay
 from assay.errors import ArtifactError
@@ -51,10 +49,6 @@ def compiled_in(home: Path, files: dict[str, str], name: str, **options: Any) ->
         out=home / options.pop("out", "artifact"), store=home / "a.db", lm=scripted_lm(answer), optimizer="labeled",
         **options,
     )  # fmt: skip
-
-
-def source(artifact: Path) -> list[str]:
-    return sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"])
 
 
 @pytest.fixture
@@ -152,18 +146,6 @@ def test_packages_in_packages_are_found_from_any_folder(
         assert assay.load(report.artifact)(question="?").answer == "F4"
 
 
-@pytest.mark.parametrize("folder", ["agents/lib", "lib"])
-def test_modules_found_through_sys_path_are_in_the_artifact(
-    home: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    module = f"common_{folder.replace('/', '_')}"
-    place = f"Path(__file__).resolve().parents[1] / {folder!r}"
-    top = f"sys.path.insert(0, str({place}))\nimport {module}"
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    files = {"agents/qa.py": program(f"{module}.MARK", top=top), f"{folder}/{module}.py": COMMON}
-    assert any(place.endswith(f"{module}.py") for place in source(compiled_in(home, files, "agents/qa.py:QA").artifact))
-
-
 OUTSIDE = {
     "a file above the folder": program("(Path(__file__).parent.parent / 'above.txt').read_text()"),
     "a file of the working directory": program("open('above.txt').read()"),
@@ -196,13 +178,6 @@ def test_a_file_outside_that_only_a_later_task_reads_is_named_at_the_end(home: P
     assert (home / "artifact" / "manifest.json").is_file()
 
 
-def test_settings_of_the_environment_are_no_files_of_the_program(home: Path) -> None:
-    top = "if Path('.env').exists():\n    os.environ |= {'COLOR': Path('.env').read_text()}"
-    report = compiled_in(home, {"agent.py": program("''", top=top), ".env": "red"}, "agent.py:QA")
-    assert source(report.artifact) == ["agent.py"]
-    assert any(".env" in note for note in report.to_dict()["notes"])
-
-
 def test_nothing_private_goes_with_a_folder_that_the_code_names(home: Path) -> None:
     names = [".env", "prod.env", "api-key.txt", "OpenAI API Key.txt", "gcp-service-account.json", "id_ecdsa",
              "vault.kdbx", "secrets/prod.json", "access_token.json", ".aws/config"]  # fmt: skip
@@ -216,13 +191,6 @@ def test_nothing_private_goes_with_a_folder_that_the_code_names(home: Path) -> N
     assert source(report.artifact) == ["agent.py", "data/facts.txt", "data/keys.txt"]
 
 
-def test_environments_and_tools_folders_are_not_copied(home: Path) -> None:
-    top = "FOLDERS = ['web', '.git', '.venv']"
-    files = {"agent.py": program("''", top=top), "web/page.html": "F", "web/node_modules/a.js": "", ".git/config": "",
-             "web/env/pyvenv.cfg": "", "web/env/x.txt": "", "web/__pycache__/x.txt": "", "unread.txt": ""}  # fmt: skip
-    assert source(compiled_in(home, files, "agent.py:QA").artifact) == ["agent.py", "web/page.html"]
-
-
 def test_what_is_compiled_from_an_artifact_carries_all_its_files_on(home: Path) -> None:
     mark = "open(Path(__file__).parent / ('a' + question[-1:] + '.txt')).read() if question == '?' else ''"
     files = {"agent.py": program(mark, top="ARTIFACT_FILES = ['a?.txt', 'b.txt']"), "a?.txt": "F", "b.txt": ""}
@@ -234,16 +202,3 @@ def test_what_is_compiled_from_an_artifact_carries_all_its_files_on(home: Path) 
         == source(first)
         == ["a?.txt", "agent.py", "b.txt"]
     )
-
-
-@pytest.mark.parametrize("mark", ["open('facts.txt').read()", "Path('data/more/facts.txt').read_text()"])
-def test_an_artifact_is_compiled_again_in_the_folder_of_its_program(mark: str, home: Path) -> None:
-    compiled_in(home, {"a.py": program(mark), **DATA}, "a.py", out="first")
-    second = compiled_in(home, {}, str(home / "first"), out="second").artifact
-    assert source(second) == source(home / "first")
-
-
-def test_an_artifact_that_reads_another_version_of_its_file_is_not_portable(home: Path) -> None:
-    compiled_in(home, {"a.py": program("open('facts.txt').read()"), **DATA}, "a.py", out="first")
-    with pytest.raises(ArtifactError, match="reads facts"):
-        compiled_in(home, {"facts.txt": "G"}, str(home / "first"), out="second")

@@ -1,34 +1,27 @@
 """Agents that runners on other machines execute: leases, heartbeats, results that come late, wrong keys."""
 
 import re
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from policy_stage import scripted_policy
+from policy_stage import scripted_policy, trained, training
 
-import assay
-from assay.datasets import Task
-from assay.errors import AssayError, ConfigError, FailureKind, ModelError
-from assay.evaluation import RecordedProgram, Session
-from assay.models import Meter, with_recording
-from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
+from assay.errors import AssayError, ConfigError, FailureKind
+from assay.evaluation.executors import in_background
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
-from assay.programs.foreign.runners import CallableRunner, CommandRunner
-from assay.traces import Recorder, Store
+from assay.programs.foreign.runners import CallableRunner
+from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases
 
 KEY = "key-of-the-runners"
-TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})
 AGENT = """
 import json, os, urllib.request
 
@@ -55,12 +48,8 @@ class Trainer:
 
     def __init__(self, folder: Path, leases: Leases) -> None:
         self.store, self.leases = Store(folder / "a.db"), leases
-        recorder = Recorder(self.store, run_id="r")
-        lm = with_recording(scripted_policy(), meter=Meter(), observers=[recorder.observe])
-        rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
-        self.session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=lm.recording.meter)
-        self.session.register([TASK])
-        self.gateway = PolicyGateway(self.store, lm.model, key=KEY)
+        self.session = training(scripted_policy(), self.store)
+        self.gateway = PolicyGateway(self.store, self.session.lm.model, key=KEY)
         self.gateway.add_routes(leases.add_to)
         self.gateway.add_routes(lambda app: app.middlewares.append(self._proxy))
         self.faults: list[str] = []  # ends of paths, whose next request gets a 503
@@ -81,17 +70,12 @@ class Trainer:
         return web.Response(status=503, text="the upstream is not there")
 
     def run(self, *, timeout_s: float = 60.0) -> Any:
-        calls = calls_of([(RecordedProgram(self.program, self.session), TASK)], self.session)
-        return TimeoutPool(calls, 1, timeout_s).finished(None)[0]
+        return trained(self.program, self.session, timeout_s)
 
     def lease(self) -> dict[str, Any]:
         leased = self.server.post("/assay/tasks/lease", {"runner": "by hand"})
         assert leased is not None
         return leased
-
-
-def said(task: Any, prediction: Any, rollout: Any) -> bool:
-    return "answer" in prediction
 
 
 @pytest.fixture
@@ -102,27 +86,11 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     trainer.store.close()
 
 
-class Later(threading.Thread):
-    """A function in a thread, with its result."""
-
-    def __init__(self, function: Any, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(daemon=True)
-        self.call, self.result, self.error = (function, arguments, keywords), None, None
-        self.start()
-
-    def run(self) -> None:
-        function, arguments, keywords = self.call
-        try:
-            self.result = function(*arguments, **keywords)
-        except Exception as error:
-            self.error = error
-
-    def value(self) -> Any:
-        self.join(60)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-        return self.result
+def working(trainer: Trainer, runner: Any, lines: list[str] | None = None) -> Callable[[], Any]:
+    """Starts a runner of one task, whose result the function returns; what it says is appended to `lines`."""
+    say = (lambda _: None) if lines is None else lines.append
+    server = TaskServer(trainer.server.url, KEY)
+    return in_background(lambda: work(runner, server, patience_s=120, say=say, tasks=1))
 
 
 @pytest.mark.slow
@@ -141,17 +109,15 @@ def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer:
 
 
 def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
-    run = Later(trainer.run)
+    run = in_background(trainer.run)
     lost = trainer.lease()  # and never heard of again
     patient_until = time.monotonic() + 120
     while not trainer.program.counts["lost"] and time.monotonic() < patient_until:
         time.sleep(0.05)
     trainer.leases.heartbeat_s = 20.0  # the next one may load the model meanwhile
-    done = Later(
-        work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=120, say=lambda _: None, tasks=1
-    )
-    assert run.value().prediction.answer
-    assert done.value() == {"done": 1}
+    done = working(trainer, CallableRunner(solve))
+    assert run().prediction.answer
+    assert done() == {"done": 1}
     with pytest.raises(Exception, match="a late one is not taken"):
         trainer.server.post(f"/assay/tasks/{lost['lease']}/result", {"answer": {"answer": "late"}})
     assert trainer.program.notes() == [
@@ -164,30 +130,6 @@ def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(t
         ("error", FailureKind.MODEL, None),
         ("done", None, 1.0),
     ]
-
-
-def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
-    trainer.leases.heartbeat_s = 20.0
-    run = Later(trainer.run)
-    leased = trainer.lease()
-    task = {**leased["task"], "base_url": trainer.server.url + leased["task"]["base_url"]}
-    path = f"/assay/tasks/{leased['lease']}/result"
-    trainer.server.post(path, {"answer": {"answer": solve(task)}})
-    with pytest.raises(Exception, match="one result"):
-        trainer.server.post(path, {"answer": {"answer": "again"}})
-    scored = run.value()
-    assert scored.prediction.answer == scored.rollout.transitions[0].output
-
-
-def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Trainer) -> None:
-    code = "import sys; sys.exit('no luck')"
-    done = Later(
-        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lambda _: None, tasks=1
-    )
-    rollout = trainer.run().rollout
-    assert done.value() == {"failed": 1}
-    assert "exited with 1; it said: 'no luck'" in rollout.error
-    assert (rollout.status, rollout.score) == ("failed", 0.0)
 
 
 def slow_agent(trainer: Trainer) -> tuple[CallableRunner, list[str]]:
@@ -211,9 +153,9 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
 ) -> None:
     trainer.leases.heartbeat_s, trainer.faults, trainer.handled_first = 1.0, list(faults), handled
     (runner, runs), lines = slow_agent(trainer), list[str]()
-    done = Later(work, runner, trainer.server, patience_s=120, say=lines.append, tasks=1)
+    done = working(trainer, runner, lines)
     rollout = trainer.run().rollout
-    assert done.value() == {"done": 1}
+    assert done() == {"done": 1}
     assert (rollout.status, rollout.score, runs) == ("done", 1.0, [rollout.id])
     assert trainer.faults == []
     assert trainer.program.notes() == []
@@ -227,50 +169,16 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
 def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting = ["alive"], True
     runner, runs = slow_agent(trainer)
-    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
-    run = Later(trainer.run)
-    assert done.value() == {"lost": 1}
+    done = working(trainer, runner)
+    run = in_background(trainer.run)
+    assert done() == {"lost": 1}
     trainer.faults.clear()
     trainer.leases.heartbeat_s = 20.0
-    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
-    rollout = run.value().rollout
-    assert done.value() == {"done": 1}
+    done = working(trainer, runner)
+    rollout = run().rollout
+    assert done() == {"done": 1}
     assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
     assert trainer.program.notes() == ["1 run lost the process that ran the agent"]
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Trainer) -> None:
-    trainer.faults, trainer.lasting, trainer.leases.heartbeat_s = ["result"], True, 20.0
-    run = Later(trainer.run)
-    (runner, _), lines = slow_agent(trainer), list[str]()
-    assert work(runner, trainer.server, patience_s=0.3, say=lines.append, tasks=1) == {"lost": 1}
-    assert "Trying again for up to 0.3 s" in lines[0]
-    assert lines[1:] == ["task t: lost"]
-    trainer.faults.clear()
-    trainer.leases.heartbeat_s = 0.2
-    while not trainer.program.counts["lost"]:
-        time.sleep(0.05)
-    trainer.leases.heartbeat_s = 20.0
-    assert work(runner, trainer.server, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
-    assert run.value().rollout.score == 1.0
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_one_failed_request_after_a_long_task_does_not_end_the_runner(trainer: Trainer) -> None:
-    trainer.leases.heartbeat_s = 20.0
-    trainer.program.reached.set()
-
-    def answer(task: dict[str, Any]) -> str:
-        trainer.faults.append("lease")
-        time.sleep(1.2)
-        return "5"
-
-    done = Later(work, CallableRunner(answer), trainer.server, patience_s=1.0, say=lambda _: None, tasks=2)
-    assert [trainer.run().rollout.status for _ in range(2)] == ["done", "done"]
-    assert done.value() == {"done": 2}
 
 
 CYCLE: list[Any] = []
@@ -285,29 +193,11 @@ CYCLE.append(CYCLE)
 def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, answer: Any, reason: str) -> None:
     trainer.leases.heartbeat_s = 20.0
     runner = CallableRunner(lambda task: {"answer": answer})
-    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
+    done = working(trainer, runner)
     rollout = trainer.run().rollout
-    assert done.value() == {"failed": 1}
+    assert done() == {"failed": 1}
     assert re.search(reason, rollout.error)
     assert rollout.score == 0.0
-
-
-def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, tmp_path: Path) -> None:
-    code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(600)"
-    lines: list[str] = []
-    done = Later(
-        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lines.append, tasks=1
-    )
-    assert trainer.run(timeout_s=3.0) is None
-    assert done.value() == {"late": 1}
-    assert (tmp_path / "began").exists()
-    assert lines == ["a task was given up by the server before its result came"]
-
-
-def test_without_a_runner_the_training_ends_with_the_command_to_start_one(trainer: Trainer) -> None:
-    trainer.leases.patience_s = 0.5
-    with pytest.raises(ModelError, match="assay agent run AGENT --server URL"):
-        trainer.run()
 
 
 def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer: Trainer) -> None:
@@ -322,53 +212,3 @@ def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer:
         worked("http:///assay", KEY)
     with pytest.raises(AssayError, match="cannot be reached"):
         worked("http://127.0.0.1:9", KEY)
-
-
-def test_a_server_that_is_not_there_is_reported_at_once_and_when_it_is_reached(trainer: Trainer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    lines: list[str] = []
-    with pytest.raises(AssayError, match=r"cannot be reached: ConnectionRefusedError: .*Check the address"):
-        work(CallableRunner(solve), TaskServer(url, KEY), patience_s=0.2, say=lines.append, tasks=1)
-    assert len(lines) == 1
-    assert f"{url} cannot be reached: ConnectionRefusedError" in lines[0]
-    assert lines[0].endswith("Trying again for up to 0.2 s")
-
-    class Late(TaskServer):
-        absent = 1
-
-        def post(self, path: str, body: Any, **options: Any) -> Any:
-            if self.absent:
-                self.absent -= 1
-                raise ConnectionRefusedError("not yet")
-            return super().post(path, body, **options)
-
-    lines.clear()
-    trainer.leases.heartbeat_s = 20.0
-    run = Later(trainer.run)
-    late = Late(trainer.server.url, KEY)
-    assert work(CallableRunner(solve), late, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
-    run.value()
-    assert [line.removeprefix(trainer.server.url) for line in lines] == [
-        " cannot be reached: ConnectionRefusedError: not yet. Trying again for up to 120 s",
-        " is reached",
-        "task t: done",
-    ]
-
-
-def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
-    trainer.leases.heartbeat_s = 20.0
-    run = Later(trainer.run)
-    leased = trainer.lease()
-    with pytest.raises(ConfigError, match="refuses the key"):
-        TaskServer(trainer.server.url, leased["task"]["api_key"]).post("/assay/tasks/lease", {"runner": "the agent"})
-    trainer.server.post(f"/assay/tasks/{leased['lease']}/result", {"failed": "enough"})
-    assert run.value().rollout.status == "failed"
-
-
-def test_a_training_with_remote_runners_needs_a_key(model_name: str) -> None:
-    from assay.commands.train import train
-
-    rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
-    with pytest.raises(ConfigError, match="agent_key: is required by runners on other machines"):
-        train(agent="remote", rubric=rubric, data="arithmetic:terms=2-2&digits=1-1&size=60", name="m", model=model_name)

@@ -1,8 +1,11 @@
 """The sandbox under attack. Each test runs with bubblewrap and with Landlock, where they work."""
 
 import os
+import random
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +43,6 @@ print(open("data.txt").read(), len(open("out.txt").read()), sys.stdin.read(), __
     files = {"pkg/helper.py": "def double(x): return 2 * x", "data.txt": "given"}
     result = attack(code, isolated, files=files, stdin="typed")
     assert (result.output, result.stderr, result.ok) == ("given 8 typed __main__\n", "", True)
-
-
-def test_a_traceback_is_the_same_in_every_run(isolated: str) -> None:
-    texts = {attack("raise ValueError({'b', 'a', 'c'})", isolated).stderr for _ in range(2)}
-    assert len(texts) == 1
-    assert 'File "/sandbox/main.py", line 1' in texts.pop()
 
 
 SECRETS = """
@@ -135,48 +132,6 @@ def test_sockets_are_refused(isolated: str) -> None:
     assert result.output == "b'pair'\nloop\n", result
 
 
-def test_a_server_of_this_machine_cannot_be_reached(isolated: str) -> None:
-    import socket
-
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        server.settimeout(0.2)
-        result = attack(
-            f"import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{server.getsockname()[1]}')", isolated
-        )
-        assert result.exit_code == 1
-        with pytest.raises(TimeoutError):
-            server.accept()
-
-
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("def f(:", "SyntaxError"),
-        ("x = '\ud800'", "SyntaxError"),
-        ("1/0", "ZeroDivisionError"),
-        ("(" * 100_000, ""),  # too deep for the parser, in one way or another
-    ],
-)
-@pytest.mark.slow
-def test_broken_code_is_the_result_and_no_error(isolated: str, code: str, error: str) -> None:
-    result = attack(code, isolated)
-    assert result.exit_code != 0
-    assert error in result.stderr
-    assert result.killed_by is None
-
-
-def test_code_after_a_null_byte_does_not_run(isolated: str) -> None:
-    result = attack("print('a')\0print('b')", isolated)
-    assert (result.exit_code, result.output) in ((1, ""), (0, "a\n"))  # refused since Python 3.11.4
-
-
-def test_empty_code_does_nothing(isolated: str) -> None:
-    result = attack("", isolated)
-    assert (result.output, result.stderr, result.exit_code) == ("", "", 0)
-
-
 ESCAPES = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -210,17 +165,6 @@ def test_system_calls_that_lead_out_are_refused(isolated: str) -> None:
         *(f"{name} False" for name in ("ptrace", "unshare", "mount", "io_uring", "open_by_handle", "chroot")),
         *("no root", "no signal"),
     ], result
-
-
-def test_subprocesses_and_pools_work(isolated: str) -> None:
-    code = """
-import subprocess, sys
-from concurrent.futures import ThreadPoolExecutor
-print(subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, start_new_session=True).stdout)
-with ThreadPoolExecutor(2) as pool:
-    print(sum(pool.map(int, "123")))
-"""
-    assert attack(code, isolated).output == "1\n\n6\n"
 
 
 def test_sandbox_runs_in_parallel_threads_are_isolated(isolated: str) -> None:
@@ -260,11 +204,6 @@ def test_a_missing_isolation_is_refused_and_never_replaced(monkeypatch: pytest.M
         execution.probe.cache_clear()
 
 
-def test_auto_uses_the_strongest_available_isolation(isolated: str) -> None:
-    expected = "landlock" if available("bubblewrap") else "bubblewrap"
-    assert run("", timeout_s=5, memory_mb=64).isolation == expected
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -285,23 +224,163 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
         run("", **{"timeout_s": 1, "memory_mb": 64, "isolation": "none", **wrong})
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"code": None}, "code=None must be Python source"),
-        ({"code": 5}, "code=5 must be Python source"),
-        ({"files": ["x.py"]}, r"files=.* must be a mapping of file names to text or bytes"),
-        ({"files": {"x": 5}}, r"files=.* must be a mapping of file names to text or bytes"),
-        ({"read_only": "/tmp"}, "read_only='/tmp' must be a list of paths"),
-        ({"stdin": 5}, "stdin=5 must be text"),
-    ],
-)
-def test_contents_of_a_wrong_type_are_refused_by_name(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run(**{"code": "1", "timeout_s": 5, "memory_mb": 128, **wrong})
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_infinite_loop_is_ended(isolated: str) -> None:
+    result = attack("print('on')\nwhile True:\n    pass", isolated, timeout_s=1)
+    assert (result.output, result.timed_out, result.killed_by, result.exit_code) == ("on\n", True, "time", 137)
 
 
-def test_available_knows_auto_and_refuses_other_names() -> None:
-    assert bool(available("auto")) == all(available(name) for name in ("bubblewrap", "landlock"))
-    with pytest.raises(ConfigError, match="isolation='docker' must be one of auto, bubblewrap, landlock, none"):
-        available("docker")
+def test_signals_and_handlers_do_not_prolong_a_run(isolated: str) -> None:
+    code = """
+import signal, time, atexit
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+atexit.register(lambda: time.sleep(100))
+while True:
+    try: time.sleep(100)
+    except BaseException: pass
+"""
+    assert attack(code, isolated, timeout_s=1).killed_by == "time"
+
+
+@pytest.mark.slow
+def test_a_fork_bomb_is_bounded(isolated: str) -> None:
+    code = """
+import os
+made = 0
+while True:
+    try:
+        if os.fork() == 0:
+            made = -10**9
+        made += 1
+    except OSError:
+        break
+if made >= 0:
+    print(made)
+import time; time.sleep(100)
+"""
+    result = attack(code, isolated, timeout_s=2, processes=12)
+    assert result.killed_by in ("time", "processes")
+    assert 0 <= int(result.output or 0) < 12
+
+
+def test_threads_count_against_the_limit_of_processes(isolated: str) -> None:
+    code = """
+import threading, time
+started = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+        started += 1
+except RuntimeError:
+    print(started)
+import os; os._exit(0)
+"""
+    assert 0 < int(attack(code, isolated, processes=8).output) < 8
+
+
+def processes() -> str:
+    return subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True).stdout
+
+
+@pytest.mark.timeout(120)
+def test_daemons_end_with_the_run(isolated: str) -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    os.setpgid(0, 0)
+    if os.fork() == 0:
+        os.execv("/bin/sleep", ["sleep", "MARK"])
+    os._exit(0)
+time.sleep(0.5)
+print("done")
+"""
+    mark = str(random.SystemRandom().randint(10**6, 10**9))
+    result = attack(code.replace("MARK", mark), isolated)
+    assert (result.output, result.ok) == ("done\n", True)
+    # a killed process is listed until the kernel has run its end, which takes a while on a busy machine
+    while f"sleep {mark}" in processes():
+        time.sleep(0.1)
+
+
+def test_memory_of_one_process_is_bounded(isolated: str) -> None:
+    result = attack("print('on')\nx = bytearray(2**30)", isolated)
+    assert (result.output, result.exit_code) == ("on\n", 1)
+    assert "MemoryError" in result.stderr
+
+
+def test_memory_of_all_processes_is_bounded(isolated: str) -> None:
+    code = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        block = bytearray(os.urandom(1024)) * 1024 * 80
+        time.sleep(100)
+time.sleep(100)
+"""
+    result = attack(code, isolated, memory_mb=200, timeout_s=20)
+    assert result.killed_by == "memory"
+
+
+def test_memory_without_an_address_is_refused(isolated: str) -> None:
+    code = """
+import os, ctypes
+try:
+    os.memfd_create("x")
+    print("MADE")
+except OSError as error:
+    print(error.errno)
+print(ctypes.CDLL(None).shmget(0, 2**20, 0o1600))
+"""
+    assert attack(code, isolated).output == "1\n-1\n"
+
+
+FILL = """
+import os
+written = 0
+try:
+    for number in range(100):
+        with open(f"f{number}", "wb", buffering=0) as file:
+            for _ in range(64):
+                written += file.write(b"x" * 2**20)
+except OSError as error:
+    print("full", flush=True)
+print(written // 2**20, flush=True)
+import time; time.sleep(1)
+"""
+
+
+def test_the_disk_cannot_be_filled(isolated: str) -> None:
+    result = attack(FILL, isolated, disk_mb=20)
+    if isolated == "bubblewrap":
+        assert result.output.splitlines()[0] == "full"
+        assert int(result.output.split()[1]) <= 20
+    else:  # each file is limited by the kernel, all of them by the watcher
+        assert result.output.startswith("full") or result.killed_by == "disk"
+
+
+def test_a_deep_tree_without_rights_is_removed(isolated: str) -> None:
+    code = """
+import os
+os.chmod(".", 0o700) if os.getuid() == 0 else None
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+os.mkdir("locked", 0)
+"""
+    result = attack(code, isolated)  # the fixture sees that nothing is left
+    assert result.ok or result.killed_by == "disk"  # the watcher of landlock ends a tree that it cannot count
+
+
+@pytest.mark.slow
+def test_endless_output_does_not_block_the_clock(isolated: str) -> None:
+    result = attack("while True: print('x' * 1000)", isolated, timeout_s=1, output_bytes=5000)
+    assert (len(result.output), result.killed_by, result.truncated) == (5000, "time", True)
+
+
+def test_limits_apply_after_the_code_closed_its_streams(isolated: str) -> None:
+    result = attack("import os, time\nos.closerange(0, 100)\ntime.sleep(100)", isolated, timeout_s=1)
+    assert result.killed_by == "time"

@@ -7,16 +7,15 @@ from typing import Any
 
 import dspy
 import pytest
-from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, ProgramError
-from assay.programs import load_program, program_inputs, program_state, restore_program
+from assay.programs import load_program
 from assay.programs.state import with_saved_state
 from assay.rubrics import Criterion, Rubric, checks
 from assay.testing import scripted_lm
+from rigs.command_line import assay_command
 
 PROGRAM = '''
 import dspy
@@ -85,15 +84,6 @@ def test_evaluate_sends_the_saved_instructions_and_demonstrations(file: Path) ->
     assert any("DEMO" in prompt for prompt in prompts)
 
 
-def test_a_program_object_is_not_changed_by_a_state(file: Path) -> None:
-    lm, prompts = recording_lm()
-    program = load_program(f"{file}:Solver")
-    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
-    assay.evaluate(program, state=str(saved(file)), **options)
-    assert all("SAVED" in prompt for prompt in prompts)
-    assert all(predictor.signature.instructions != "SAVED" for predictor in program.predictors())
-
-
 def test_a_state_that_shows_a_task_of_gate_or_test_is_named_in_a_warning(file: Path) -> None:
     data = [{**row, "split": ("train", "val", "gate", "test")[n % 4]} for n, row in enumerate(DATA)]
 
@@ -136,52 +126,31 @@ def test_each_side_of_a_comparison_may_have_a_state(file: Path) -> None:
 
 @pytest.mark.parametrize("command", ["evaluate", "compile", "tune", "collect", "run", "compare"])
 def test_the_command_line_refuses_a_state_of_another_program(file: Path, command: str) -> None:
-    name, flag = f"{file}:Solver", "--state-b" if command == "compare" else "--state"
-    path = saved(file, "old")
-    data = file.parent / "d.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
-    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", str(data)]
-    sides = [name, f"{file}:old"] if command == "compare" else [name]
-    if command == "compare":
-        sides.reverse()
-    result = CliRunner().invoke(group, [command, *sides, flag, str(path), "--model", "openai/none", *arguments])
-    assert result.exit_code != 0
-    assert "extract.predict" in result.output or "extract.predict" in str(result.exception)
+    (file.parent / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
+    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", "d.jsonl"]
+    sides = [f"{file}:old", f"{file}:Solver"] if command == "compare" else [f"{file}:Solver"]
+    flag = "--state-b" if command == "compare" else "--state"
+    result = assay_command(command, *sides, flag, str(saved(file, "old")), "--model", "openai/none", *arguments)
+    assert result.code != 0
+    assert "extract.predict" in result.stderr
 
 
-def rename(state: Any) -> None:
-    state["check"] = state.pop("review")
-
-
-def drop(state: Any) -> None:
-    del state["review"]
-
-
-def other_field(state: Any) -> None:
-    state["review"]["signature"]["fields"][0] = {"prefix": "Document:", "description": "${document}"}
-
-
-def one_field_less(state: Any) -> None:
-    del state["review"]["signature"]["fields"][0]
-
-
-def other_order(state: Any) -> None:
-    state["review"]["signature"]["fields"].reverse()
-
-
-def no_demos(state: Any) -> None:
-    state["review"]["demos"] = "none"
-
-
-def unknown_part(state: Any) -> None:
-    state["review"]["forward"] = "x"
+def changed(review: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A change of the part of a state that belongs to the predictor `review`."""
+    return lambda state: review(state["review"])
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (rename, "'check'"), (drop, "'review'"), (other_field, "document"), (one_field_less, "'review'"),
-        (other_order, "'review'"), (no_demos, "'review'"), (unknown_part, "'forward'"),
+        (lambda state: state.update(check=state.pop("review")), "'check'"),
+        (lambda state: state.pop("review"), "'review'"),
+        (changed(lambda part: part["signature"]["fields"][0].update(prefix="Document:", description="${document}")),
+         "document"),
+        (changed(lambda part: part["signature"]["fields"].pop(0)), "'review'"),
+        (changed(lambda part: part["signature"]["fields"].reverse()), "'review'"),
+        (changed(lambda part: part.update(demos="none")), "'review'"),
+        (changed(lambda part: part.update(forward="x")), "'forward'"),
     ],
 )  # fmt: skip
 def test_a_state_with_other_predictors_or_fields_is_refused(
@@ -219,25 +188,22 @@ def test_a_resumed_evaluation_runs_again_if_the_state_has_changed(file: Path, tm
     assert len(prompts) == 2 * sent
 
 
-@pytest.mark.parametrize("given", ["x.pkl", "folder", "x.json"])
 @pytest.mark.parametrize("command", ["evaluate", "compile", "tune", "collect", "improve", "compare", "run"])
-def test_no_command_unpickles_what_it_is_given_as_the_program(file: Path, command: str, given: str) -> None:
+def test_no_command_unpickles_what_it_is_given_as_the_program(file: Path, command: str) -> None:
     mark, folder = file.parent / "ran", file.parent / "folder"
     folder.mkdir()
     for path in (file.parent / "x.pkl", folder / "program.pkl"):
         path.write_bytes(b"cos\nmkdir\n(V" + str(mark).encode() + b"\ntR.")
-    (folder / "metadata.json").write_text("{}", encoding="utf-8")
-    (file.parent / "x.json").write_text("{}", encoding="utf-8")
-    data = file.parent / "d.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
-    programs = [str(file.parent / given)] + ([f"{file}:Solver"] if command == "compare" else [])
-    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", str(data)]
-    arguments += ["--order", "prompts", "--name", "n"] if command == "improve" else []
-    result = CliRunner().invoke(group, [command, *programs, "--model", "openai/none", *arguments])
-    said = f"{result.output}{result.exception}"
-    assert result.exit_code != 0
-    assert given in said
-    assert "state" in said
+    for path in (file.parent / "x.json", folder / "metadata.json"):
+        path.write_text("{}", encoding="utf-8")
+    (file.parent / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
+    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", "d.jsonl"]
+    arguments += {"improve": ["--order", "prompts", "--name", "n"], "compare": [f"{file}:Solver"]}.get(command, [])
+    for given in ("x.pkl", "folder", "x.json"):
+        result = assay_command(command, str(file.parent / given), *arguments, "--model", "openai/none")
+        assert result.code != 0
+        assert given in result.stderr
+        assert "state" in result.stderr
     assert not mark.exists()
 
 
@@ -267,49 +233,3 @@ def test_a_missing_file_a_folder_and_a_pickle_are_refused_and_nothing_is_unpickl
             load_program(str(path))
         assert "state" in str(caught.value)
     assert not mark.exists()
-
-
-def test_a_state_of_react_is_not_loaded_into_its_successor(file: Path) -> None:
-    with pytest.raises(ProgramError) as caught:
-        assay.run(f"{file}:new", {"question": "q"}, state=str(saved(file, "old")), model="openai/none")
-    assert "extract.predict" in str(caught.value)
-
-
-def test_an_artifact_is_not_loaded_into_a_program_with_other_predictors(file: Path, tmp_path: Path) -> None:
-    lm, _ = recording_lm()
-    program = load_program(f"{file}:Solver")
-    report = assay.compile(program, rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
-    with pytest.raises(ProgramError) as caught:
-        assay.load(report.artifact, program=dspy.ChainOfThought("question -> answer"))
-    assert "solve.predict" in str(caught.value)
-
-
-def test_an_artifact_has_its_own_state(file: Path, tmp_path: Path) -> None:
-    lm, _ = recording_lm()
-    report = assay.compile(f"{file}:Solver", rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
-    path = str(saved(file))
-    with pytest.raises(ConfigError):
-        assay.run(report.artifact, {"question": "q"}, state=path)
-    with pytest.raises(ConfigError):
-        assay.evaluate(str(report.artifact), rubric=rubric(), data=DATA, lm=lm, state=path)
-
-
-def test_an_artifact_keeps_the_generation_settings_of_its_predictors(file: Path, tmp_path: Path) -> None:
-    lm, _ = recording_lm()
-    program = load_program(f"{file}:Solver")
-    program.review.config = {"temperature": 0.25, "max_tokens": 70}
-    report = assay.compile(program, rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
-    loaded: Any = load_artifact(report.artifact, program=load_program(f"{file}:Solver")).program
-    assert loaded.review.config == {"temperature": 0.25, "max_tokens": 70}
-
-
-def test_a_state_does_not_name_a_server(file: Path) -> None:
-    program = load_program(f"{file}:Solver")
-    state = {**program_state(program), "config": {"review": {"temperature": 0.5, "api_base": "http://elsewhere"}}}
-    restored: Any = restore_program("", {}, state, program)
-    assert restored.review.config == {"temperature": 0.5}
-
-
-@pytest.mark.parametrize("name", ["old", "new", "one"])
-def test_a_module_of_dspy_takes_the_inputs_of_its_signature(file: Path, name: str) -> None:
-    assert program_inputs(load_program(f"{file}:{name}")) == ["question"]

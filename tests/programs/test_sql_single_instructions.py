@@ -27,11 +27,6 @@ def test_long_lengths_of_printf_give_null(database: SQLite, call: str) -> None:
     assert database.query(f"SELECT {call}", QueryLimits()).rows == ((None,),)
 
 
-def test_printf_formats_as_that_of_sqlite(database: SQLite) -> None:
-    sql = "SELECT printf('%.2f|%05d|%-4s|%,d|%%', 3.14159, 42, 'ab', 1234567), format('%d * %s', 2, NULL), printf()"
-    assert database.query(sql, QueryLimits()).rows == (("3.14|00042|ab  |1,234,567|%", "2 * ", None),)
-
-
 LARGE = "hex(zeroblob(49999))"  # 99,998 zeros
 SETS = (  # p: a pattern of 999 bytes; s: 50,000 and more characters to strip; j: an object with 8,000 keys
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 8000), v AS MATERIALIZED (SELECT "
@@ -55,12 +50,6 @@ def test_a_slow_function_does_not_outrun_the_time_limit(database: SQLite, call: 
     for sql in (f"{SETS}{call} FROM v", f"{SETS}{calls} FROM v"):
         with contextlib.suppress(QueryError):
             database.query(sql, QueryLimits(seconds=0.5))
-
-
-def test_what_the_review_found_ends_at_once(database: SQLite) -> None:
-    letters = "".join(map(chr, range(300, 2000)))
-    call = f"length(rtrim({LARGE}, '{letters}' || substr({LARGE}, 1, 6600) || '0'))"
-    assert database.query(f"SELECT {call}", QueryLimits(seconds=0.5)).rows == ((0,),)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +95,6 @@ def test_columns_that_are_written_out_20_to_the_12_times_are_refused(database: S
     tables = ", ".join(f"t{at}(x) AS (SELECT {'+'.join(['x'] * 20)} FROM t{at - 1})" for at in range(1, 13))
     with pytest.raises(QueryError, match="name a column too often"):
         database.query(f"WITH t0(x) AS (SELECT Name FROM City), {tables} SELECT x FROM t12", QueryLimits())
-
-
-def test_ordinary_nested_queries_are_accepted(database: SQLite) -> None:
-    sql = (
-        "WITH a AS (SELECT Name, COUNT(*) AS n, SUM(CASE WHEN Name = 'x' THEN 1 WHEN Name = 'y' THEN 2 END) AS s FROM "
-        "City GROUP BY Name), b AS (SELECT a.Name, a.n, a.s, a.n * 1.0 / a.s AS q FROM a WHERE a.n > (SELECT AVG(n) "
-        "FROM a)), c AS (SELECT Name, q, RANK() OVER (ORDER BY q DESC, n) AS r FROM b WHERE q IS NOT NULL AND q > 0) "
-        "SELECT c.Name, c.q FROM c JOIN a ON a.Name = c.Name WHERE c.r <= 3 AND c.Name IN (SELECT Name FROM City WHERE "
-        "Name LIKE 'a%' OR Name IN (SELECT Name FROM b WHERE n > 2)) ORDER BY c.r, c.Name LIMIT 5"
-    )
-    assert database.query(sql, QueryLimits()).rows == ()
 
 
 def test_long_patterns_are_refused(database: SQLite) -> None:

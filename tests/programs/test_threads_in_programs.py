@@ -1,20 +1,23 @@
-"""Threads, `dspy.Parallel` and histories inside `forward` work as in plain DSPy, and their calls are recorded."""
+"""Threads, asynchronous programs, generators and histories inside a program work as in plain DSPy."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
+import assay
 from assay.datasets import Task
+from assay.errors import ProgramError
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.programs import Agent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
@@ -37,14 +40,6 @@ def by_thread(ask: Callable[[int], Any]) -> None:
         thread.join()
 
 
-def by_timer(ask: Callable[[int], Any]) -> None:
-    timers = [threading.Timer(0, ask, [part]) for part in range(3)]
-    for timer in timers:
-        timer.start()
-    for timer in timers:
-        timer.join()
-
-
 def by_pool(ask: Callable[[int], Any]) -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(ask, range(3)))
@@ -62,12 +57,6 @@ def by_asyncio(ask: Callable[[int], Any]) -> None:
     asyncio.run(all_parts())
 
 
-def by_thread_in_thread(ask: Callable[[int], Any]) -> None:
-    outer = threading.Thread(target=by_pool, args=(ask,))
-    outer.start()
-    outer.join()
-
-
 class Asking(dspy.Module):
     def __init__(self, ask: Callable[[int], Any]) -> None:
         super().__init__()
@@ -82,9 +71,7 @@ def by_parallel(ask: Callable[[int], Any]) -> None:
     dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs)
 
 
-WAYS = pytest.mark.parametrize(
-    "way", [by_thread, by_timer, by_pool, by_thread_pool, by_asyncio, by_thread_in_thread, by_parallel]
-)
+WAYS = pytest.mark.parametrize("way", [by_thread, by_pool, by_thread_pool, by_asyncio, by_parallel])
 
 
 class Divided(dspy.Module):
@@ -98,23 +85,6 @@ class Divided(dspy.Module):
         return {"answer": str(len(found))}
 
 
-class DividedAgent(Agent):
-    input_names = ("question",)
-
-    def __init__(self, way: Callable[..., None]) -> None:
-        super().__init__()
-        self.part, self.way = dspy.Predict("question, part -> answer"), way
-
-    def solve(self, **inputs: Any) -> Any:
-        temperatures: list[float] = []
-
-        def ask(part: int) -> None:
-            temperatures.append(dspy.settings.lm.kwargs["temperature"])
-
-        self.way(ask)
-        return {"answer": str(temperatures.count(self.agent_parameters.temperature))}
-
-
 @WAYS
 def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[..., None]) -> None:
     running = session(threads=2)
@@ -124,9 +94,97 @@ def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[...,
     assert running.recorder.unrecorded.calls == 0
 
 
-@WAYS
-def test_threads_of_an_agent_have_its_parameters(way: Callable[..., None]) -> None:
-    running = session()
-    program = RecordedProgram(DividedAgent(way), running)
-    program.set_parameters({"temperature": 0.6})
-    assert set(evaluate(program, TASKS, running).scores.values()) == {1.0}
+MODULES = """
+import dspy
+
+class Awaited(dspy.Module):
+    "Has aforward alone."
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    async def aforward(self, question):
+        return await self.answer.acall(question=question)
+
+
+class Coroutine(Awaited):
+    async def forward(self, question):
+        return await self.answer.acall(question=question)
+
+
+class Neither(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def frward(self, question):
+        return self.answer(question=question)
+
+
+async def function(question):
+    import asyncio
+    await asyncio.sleep(0)
+    return {"answer": "4"}
+
+
+def generator(question):
+    yield "4"
+
+
+async def agenerator(question):
+    yield "4"
+
+
+def lazily(question):
+    return (word for word in ["4"])
+"""
+
+
+def answer(request: Any) -> str:
+    return json.dumps({"answer": "4"})
+
+
+def rows(count: int = 12) -> list[dict[str, Any]]:
+    return [
+        {"question": f"What is {i} + 0?", "answer": "4", "split": ("train", "val", "gate", "test")[i % 4]}
+        for i in range(count)
+    ]
+
+
+def right() -> Rubric:
+    return Rubric(
+        "r", [Criterion(name="right", check=lambda task, prediction, rollout: float(prediction["answer"] == "4"))]
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MODULES)
+    return str(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize("name", ["Awaited", "Coroutine", "function"])
+def test_an_asynchronous_program_is_awaited(file: str, name: str) -> None:
+    report = assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), prompt_format="json")
+    assert report.to_dict()["result"]["score"] == 1.0
+    assert report.to_dict()["calls"] == (0 if name == "function" else 3)
+
+
+def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
+    async def notebook() -> Any:
+        return assay.evaluate(
+            f"{file}:Awaited", rubric=right(), data=rows(), lm=scripted_lm(answer), prompt_format="json"
+        )
+
+    assert asyncio.run(notebook()).to_dict()["result"]["score"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["generator", "agenerator"])
+def test_generators_are_refused_by_name(file: str, name: str) -> None:
+    with pytest.raises(ProgramError, match=f"{name} is a generator"):
+        assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer))
+
+
+def test_a_module_without_forward_is_refused_by_name(file: str) -> None:
+    with pytest.raises(ProgramError, match="Neither has no forward"):
+        assay.evaluate(f"{file}:Neither", rubric=right(), data=rows(), lm=scripted_lm(answer))

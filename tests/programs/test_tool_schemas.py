@@ -1,12 +1,13 @@
-"""Schemas of tools as engines and prompts get them, and arguments checked by them."""
+"""Tools and their schemas: what is taken as a tool, what engines and prompts get, and arguments checked by it."""
 
 import json
 from typing import Any
 
+import dspy
 import pydantic
 import pytest
 
-from assay.programs.toolbox import arguments_type, checked_arguments, plain_schema, signature_line
+from assay.programs.toolbox import arguments_type, checked_arguments, function_tool, plain_schema, signature_line
 
 AREA = plain_schema(
     {
@@ -90,7 +91,14 @@ def test_a_missing_schema_is_an_open_object(schema: Any) -> None:
     assert checked_arguments(plain_schema(schema), {"a": [1]}) == ({"a": [1]}, None)
 
 
-def test_no_properties_means_no_arguments() -> None:
-    closed = plain_schema({"type": "dict", "properties": {}})
-    assert checked_arguments(closed, {})[1] is None
-    assert checked_arguments(closed, {"a": 1})[1] is not None
+def collecting(n: int, unit: str = "km", *more: Any, **rest: Any) -> str:
+    """Takes anything."""
+    return f"{n} {unit} {more} {rest}"
+
+
+@pytest.mark.parametrize("wrapped", [collecting, dspy.Tool(collecting)])
+def test_parameters_that_collect_are_not_asked_for(wrapped: Any) -> None:
+    tool = function_tool(wrapped)
+    assert list(tool.parameters["properties"]) == ["n", "unit"]
+    assert tool.parameters["required"] == ["n"]
+    assert tool.call({"n": 3}) == "3 km () {}"

@@ -11,10 +11,12 @@ import dspy
 import pytest
 
 import assay
-from assay.errors import BudgetExceeded, ProgramError
-from assay.evaluation.session import has_tools
+from assay.datasets import load_tasks
+from assay.errors import BudgetExceeded
 from assay.models.limits import limited
-from assay.programs import AgentParameters, McpServer, ToolUser, load_program, program_inputs
+from assay.programs import AgentParameters, ToolUser
+from assay.programs.toolbox import schema_tool
+from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout
 
@@ -67,12 +69,6 @@ def test_tools_of_a_task_are_recorded_and_are_the_answer() -> None:
     assert [(call.name, call.arguments, call.result) for call in rollout.tools] == [("math.add", {"a": 2}, "recorded")]
 
 
-def test_tools_of_the_program_are_executed() -> None:
-    result = run(ToolUser([add]), scripted(["add"], {"a": 2, "b": 3}))
-    assert result.calls == [{"name": "add", "arguments": {"a": 2, "b": 3}, "result": "5.0", "error": None}]
-    assert result.answer == "done"
-
-
 def test_several_calls_in_one_step() -> None:
     prompts: list[str] = []
     lm = scripted(["add", "add"], {"a": 1, "b": 1}, {"a": 2, "b": 2}, prompts=prompts)
@@ -82,12 +78,6 @@ def test_several_calls_in_one_step() -> None:
     assert "add(a=1, b=1): called" in prompts[2]  # the second call is written with the first in sight
     assert "add(a=1, b=1) = 2.0" in prompts[3]
     assert len(run(ToolUser([add], parallel=False), scripted(["add"], {"a": 1})).calls) == 1
-
-
-def test_a_call_that_is_written_twice_in_a_step_ends_the_step() -> None:
-    lm = scripted(["add", "add", "add", "add"], {"a": 1}, {"a": 1})
-    assert [call["arguments"] for call in run(ToolUser([add]), lm).calls] == [{"a": 1}]
-    assert lm.scripted.calls == 5  # one decision, two calls, another decision, the answer
 
 
 def test_wrong_arguments_and_raised_errors_are_observations() -> None:
@@ -114,27 +104,6 @@ def test_a_repeated_call_ends_the_tool_use() -> None:
         len(run(ToolUser(), scripted(*[t for _ in range(20) for t in (["math.add"], {"a": 2})]), tools=[ADD]).calls)
         == 1
     )
-
-
-def test_samples_of_a_thinking_policy_vote_on_the_answer() -> None:
-    agent = ToolUser([add], policy={"samples": 3}, thinking="off")
-    result = run(agent, scripted(*[turn for a in (1, 2, 3) for turn in (["add"], {"a": a}, [])]))
-    assert [call["arguments"] for call in result.calls] == [{"a": 1}]  # all answers are equal: the first run
-
-
-@pytest.mark.parametrize(("steps", "calls"), [(1, 0), (2, 1), (4, 3)])
-def test_max_steps_bounds_the_steps(steps: int, calls: int) -> None:
-    agent = ToolUser([add], parameters=AgentParameters(max_steps=steps))
-    turns = [turn for i in range(20) for turn in (["add"], {"a": i})]
-    assert len(run(agent, scripted(*turns)).calls) == calls
-
-
-def test_the_threshold_is_compared_with_the_need() -> None:
-    agent = ToolUser([add], parameters=AgentParameters(tool_usage_threshold=1.0))
-    lm = scripted(["add"], {"a": 1})
-    script = lm.scripted.script
-    lm.scripted.script = lambda request: script(request).replace('"need": 1.0', '"need": 0.9')
-    assert run(agent, lm).calls == []
 
 
 def test_the_context_length_bounds_prompts_of_many_tools_and_long_results() -> None:
@@ -226,58 +195,6 @@ def test_names_that_clash_or_are_no_words_are_kept_distinct() -> None:
     assert "天气_3" not in prompts[0]
 
 
-def test_a_task_may_name_tools_of_the_program_and_unusable_ones_are_reported() -> None:
-    def other(a: int) -> int:
-        return -a
-
-    prompts: list[str] = []
-    result = run(ToolUser([add, other]), scripted(["other"], {"a": 2}, prompts=prompts), tools=["other", 3, {"x": 1}])
-    assert result.calls[0]["result"] == "-2"
-    assert "Adds two numbers" not in prompts[0]
-    assert "a tool needs a name" in prompts[0]
-
-
-def test_tool_user_without_tools_answers() -> None:
-    lm = scripted()
-    assert run(ToolUser(), lm).calls == []
-    assert run(ToolUser(), lm, tools="[]").calls == []
-    assert run(ToolUser(), lm, tools="not json").answer == "done"
-    assert lm.scripted.calls == 3
-
-
-def test_the_arguments_that_are_written_are_in_the_trace() -> None:
-    agent = ToolUser([add])
-    with dspy.context(lm=scripted(["add"], {"a": "2", "b": None}), trace=[]):
-        agent(question="2 + 1?")
-        traced = [(step[1]["question"], step[2].arguments) for step in dspy.settings.trace if step[0] is agent.write]
-    assert traced == [("2 + 1?", {"a": 2})]
-
-
-def test_the_program_is_shipped_and_has_tools() -> None:
-    program = load_program("tool_user")
-    assert has_tools(program)
-    assert program_inputs(program) == ["question", "tools"]
-    assert program_inputs(ToolUser([add])) == ["question"]
-
-    class Own(ToolUser):
-        def __init__(self) -> None:
-            super().__init__([add])
-
-    assert program_inputs(Own) == ["question"]
-
-
-def test_values_that_are_no_tools_are_refused() -> None:
-    with pytest.raises(ProgramError, match=r"a tool is a function or a dspy\.Tool, got a int: 3"):
-        ToolUser([3])
-
-
-def test_an_artifact_of_a_program_without_its_tools_is_never_built() -> None:
-    for program in (ToolUser([add]), ToolUser([dspy.Tool(add)]), ToolUser(servers=[McpServer(["no-such-program"])])):
-        with pytest.raises(ProgramError, match="Write a subclass of ToolUser"):
-            load_program("tool_user", config=program.config)
-    assert load_program("tool_user", config=ToolUser(parallel=False).config).parallel is False
-
-
 @pytest.mark.slow
 def test_a_program_with_tools_of_its_own_compiles_and_its_artifact_calls_them(tmp_path: Path) -> None:
     (tmp_path / "adder.py").write_text(
@@ -314,3 +231,24 @@ def test_a_program_with_tools_of_its_own_compiles_and_its_artifact_calls_them(tm
     with dspy.context(lm=scripted_lm(script)):
         calls = assay.load(report["artifact"])(question="Add 4 and 5.").calls
     assert [call["result"] for call in calls] == ["9"]
+
+
+def score(task: Any, *turns: tuple[str, dict[str, Any]]) -> tuple[Any, float]:
+    prediction = run(ToolUser(), scripted(*(part for name, made in turns for part in ([name], made))), **task.inputs)
+    return prediction, load_rubric("tool_user").score(task, prediction).value
+
+
+def test_a_corrected_call_recovers_from_the_injected_error() -> None:
+    task = next(task for task in load_tasks("tools:errors?size=40") if len(task.inputs["tools"]) == 1)
+    (right,) = task.expected["calls"]
+    first = task.inputs["tools"][0]["simulation"][1]["arguments"]
+    prediction, value = score(task, (right["name"], first), (right["name"], right["arguments"]))
+    assert "is not accepted: give the code" in prediction.calls[0]["error"]
+    assert prediction.calls[1]["result"] == "done"
+    assert value > score(task, (right["name"], first))[1]
+
+
+def test_a_malformed_simulation_is_named() -> None:
+    for cases in ("x", [1], [{"arguments": {}}], [{"arguments": 1, "result": "x"}]):
+        with pytest.raises(ValueError, match="the simulation of tool 'a' must be a list of cases"):
+            schema_tool({"name": "a", "simulation": cases})

@@ -1,23 +1,28 @@
 """Programs with typed inputs and outputs, from the rows of a file to the scores of stored rollouts."""
 
 import base64
+import datetime
+import enum
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dspy
+import pydantic
 import pytest
 from click.testing import CliRunner
+from dspy.utils.exceptions import AdapterParseError
 
 import assay
 from assay.cli.main import group
 from assay.commands.deployed import LoadedVersion
 from assay.commands.scoring import score_rollouts
-from assay.datasets import Task, load_tasks
+from assay.datasets import Task
 from assay.deployment import save_artifact
 from assay.errors import DataError
 from assay.evaluation import SilentProgress
 from assay.programs import load_program
+from assay.programs.adapters import text_of_value, value_in
 from assay.rubrics import Criterion, Rubric, checks
 from assay.runs.recording import opened_store
 from assay.testing import scripted_lm
@@ -135,18 +140,6 @@ def test_a_row_that_cannot_be_converted_ends_the_job_before_anything_is_run(rows
     assert lm.scripted.calls == 0
 
 
-def test_assay_run_prints_json_values_and_reads_files_that_the_user_names(rows: Path) -> None:
-    model = ["--model", "openai/none", "--api-base", "http://127.0.0.1:9"]
-    one = ["picture=set/a.png", "day=2024-02-28", "history=[]", "sender=me", "extra=1"]
-    answer = json.loads(CliRunner().invoke(group, ["run", "reader.py:Reader", *one, *model, "--json"]).stdout)
-    assert (answer["due"], answer["sender"], answer["kind"], answer["tags"]) == ("2024-03-01", "me", "firm", ["a", "b"])
-    done = CliRunner().invoke(group, ["run", "reader.py:Reader", "--file", str(rows), *model])
-    assert [json.loads(line)["sender"] for line in done.stdout.splitlines()] == [f"sender {at}" for at in range(8)]
-    assert "tenant" in done.stderr
-    missing = CliRunner().invoke(group, ["run", "reader.py:Reader", "picture=set/none.png", *one[1:], *model])
-    assert missing.exit_code != 0
-
-
 def artifact(folder: Path) -> Path:
     manifest = {
         "program": f"{folder}/reader.py:Reader",
@@ -173,21 +166,50 @@ def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: 
     assert again.due == prediction.due
 
 
-def test_columns_of_structured_rows_outside_of_their_metadata_are_kept(own_folder: Path) -> None:
-    row = {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "metadata": {"level": 1}, "source": "web"}
-    Path("rows.jsonl").write_text(json.dumps(row))
-    assert load_tasks("rows.jsonl")[0].metadata == {"level": 1, "source": "web"}
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = 2
 
 
-def test_a_recorded_answer_is_scored_as_it_is_and_stored_as_json(own_folder: Path) -> None:
-    place = dspy.Code(code="x = 1")
-    typed: list[Any] = []
+class Point(pydantic.BaseModel):
+    x: int
+    name: str | None = None
 
-    def check(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
-        typed.append(prediction["answer"])
-        return 1.0
 
-    with assay.record({"question": "q"}, rubric=Rubric("r", [Criterion(name="c", check=check)])) as run:
-        run.answer(place)
-    assert typed == [place]
-    assert run.rollout.prediction == {"answer": "x = 1"}
+_KINDS: tuple[Any, ...] = (
+    *(str, int, float, bool, list[str], list[int], dict[str, int], Any, Color, Point, list[Point], tuple[int, str]),
+    *(Literal["a", "b"], Literal[1, 2], str | None, int | None, int | str, datetime.date, dspy.Image, dspy.Code),
+)
+_TEXTS: tuple[Any, ...] = (
+    *("", "a", "'a'", '"b"', "Literal[a]", "str['b']", "1", " 2 ", "1.5", "True", "true", "null", "[1, 2", "['a','b']"),
+    *("{'a': 1}", '{"x": "1", "name": null}', '[{"x":1}]', "red", "RED", "BLUE", "2026-01-01", "http://x/y.png"),
+    *("```python\nx=1\n```", "(1,'b')", "garbage {", "-3", 5, None, True, 1.5, ["a"], {"x": 1}),
+)
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=str)
+def test_a_text_is_read_as_dspy_reads_it(kind: Any) -> None:
+    signature = dspy.Signature({"given": (str, dspy.InputField()), "value": (kind, dspy.OutputField())}, "Do.")
+    for text in _TEXTS:
+        try:
+            expected = dspy.JSONAdapter().parse(signature, json.dumps({"value": text}))["value"]
+        except (AdapterParseError, TypeError, ValueError):
+            with pytest.raises(ValueError):  # noqa: PT011
+                value_in(text, kind)
+            continue
+        assert repr(value_in(text, kind)) == repr(expected)
+
+
+@pytest.mark.parametrize("kind", [str, list[str], Any], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("a", "x\ny", [], ["a"], ["a", "b\nc"], ["«q»", "z"], {"é": [1]}, None, 1, True, (1, 2)),
+        *(Point(x=1), [Point(x=1)], Color.RED, datetime.date(2026, 1, 1), dspy.Code(code="x")),
+    ],
+    ids=str,
+)
+def test_a_value_is_written_as_dspy_writes_it(kind: Any, value: Any) -> None:
+    signature = dspy.Signature({"value": (kind, dspy.InputField()), "answer": (str, dspy.OutputField())}, "Do.")
+    content = dspy.ChatAdapter().format_user_message_content(signature, {"value": value})
+    assert content.partition("]]\n")[2] == text_of_value(value, kind)

@@ -124,3 +124,25 @@ def send(method: str, url: str, body: Any = None, **headers: str) -> tuple[int, 
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+@contextmanager
+def answering(answer: Callable[[str, Any], tuple[int, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a server, and the bodies that were posted to it.
+
+    Args:
+        answer: path and body of a request (None of a GET) -> status and JSON of the response.
+    """
+    bodies: list[Any] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        body = await request.json() if request.method == "POST" else None
+        if body is not None:
+            bodies.append(body)
+        status, response = answer(request.path, body)
+        return web.json_response(response, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    with served(app) as url:
+        yield url, bodies

@@ -1,6 +1,5 @@
 """Options: what one field with its docstring gives to the Python function and to the checks."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -9,19 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 
-from assay.errors import ConfigError, spoken
-from assay.support.options import (
-    Count,
-    Flag,
-    OneOf,
-    Pair,
-    Parse,
-    Positive,
-    Settings,
-    Share,
-    function_of,
-    options_of,
-)
+from assay.errors import ConfigError
+from assay.support.options import Count, Flag, OneOf, Pair, Parse, Positive, Settings, Share, function_of
 
 
 class Caps(Settings):
@@ -62,24 +50,6 @@ class Run(Caps):
 
 
 run = function_of(Run, "run")
-
-
-def test_the_function_has_the_fields_as_parameters() -> None:
-    first, *others = inspect.signature(run).parameters.values()
-    assert (first.name, first.kind, first.default) == ("folder", first.POSITIONAL_OR_KEYWORD, first.empty)
-    assert {item.name for item in others} == options_of(Run).keys() - {"folder"}
-    assert {item.kind for item in others} == {inspect.Parameter.KEYWORD_ONLY}
-    assert (run.__name__, run.__doc__) == ("run", "Runs FOLDER.")
-
-
-def test_an_option_has_help_group_bounds_and_choices_of_its_field() -> None:
-    options = options_of(Run)
-    assert options["folder"].help == "Folder; it is read once, within `max_calls`."
-    assert (options["max_calls"].group, options["n"].group) == ("Caps", "")
-    assert (options["least"].rule, options["n"].rule) == (">=0, <=1", ">=1")
-    assert (options["kind"].choices, options["colour"].choices) == (("quick", "slow"), ("red", "green"))
-    assert [options[name].flag_name for name in ("folder", "max_calls", "names")] == ["FOLDER", "--max-calls", "--name"]
-    assert [name for name, option in options.items() if option.required] == ["folder"]
 
 
 @pytest.mark.parametrize(
@@ -129,31 +99,3 @@ def test_rules_between_settings_of_a_group_hold_in_its_commands() -> None:
         run("f", least=0.5, most=0.4)
     assert raised.value.text() == "least: is above most. Lower it"
     assert raised.value.text(lambda name: f"--{name}") == "--least: is above --most. Lower it"
-
-
-@pytest.mark.parametrize("values", [{"folder": "f", "max_cals": 5}, {}, {"folder": "f", "parameters": {}}])
-def test_an_unknown_or_a_missing_keyword_is_a_type_error(values: dict[str, object]) -> None:
-    with pytest.raises(TypeError):
-        run(**values)  # type: ignore[arg-type]
-
-
-def test_a_misspelt_keyword_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(TypeError, match="'max_calls'"):
-        run("f", max_cals=5)  # type: ignore[call-arg]
-
-
-def test_changed_settings_are_those_that_are_not_the_default() -> None:
-    assert run("f", n=4, names=[]).changed("n", "names", "kind") == ["n"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("raise `max_calls` and `n`", "raise --max_calls and --n"),
-        ("run `assay trust list`", "run `assay trust list`"),
-        ("a ` alone", "a ` alone"),
-        ("`n`", "--n"),
-    ],
-)
-def test_only_names_in_backticks_are_replaced(text: str, expected: str) -> None:
-    assert spoken(text, lambda name: f"--{name}") == expected

@@ -31,14 +31,6 @@ def test_an_answer_in_any_format_has_its_fields(form: str, value: str) -> None:
         assert fields_in(prefix + text, ("why", "answer")) == outputs
 
 
-@pytest.mark.parametrize("form", ADAPTERS)
-def test_the_system_message_names_the_outputs(form: str) -> None:
-    assert output_names(prompt_of(ADAPTERS[form], SIGNATURE, {"question": "a", "context": "b"})[0]["content"]) == (
-        "why",
-        "answer",
-    )
-
-
 def test_text_of_users_names_no_outputs_and_has_no_fields() -> None:
     assert output_names("You are a helpful assistant. Reply with: yes or no.") == ()
     for text in ("How far is it?", "Read this:\n<document>\na\n</document>\nHow far is it?", "<b>bold</b> text"):

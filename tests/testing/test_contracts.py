@@ -1,29 +1,43 @@
 """The contract suites: ours meet them, and each fails on an implementation that is broken in a known way."""
 
 import dataclasses
+import itertools
 import json
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dspy
 import pytest
 import sqlalchemy as sa
 
+import assay
 from assay.datasets import Task
+from assay.judges import Judge, ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.programs import (
     AgentParameters,
+    DocumentIndex,
+    Environment,
+    EnvironmentStep,
+    InvalidAction,
+    Passage,
+    TextRetriever,
     ToolAgent,
 )
-from assay.rubrics import Criterion, Grade, checks
-from assay.testing import SyntheticAgent, scripted_lm
+from assay.rubrics import Criterion, Grade
+from assay.testing import AnswerKeyJudge, PairKeyJudge, SyntheticAgent, scripted_lm
 from assay.testing.contracts import (
     AgentContract,
-    Contract,
     CriterionContract,
+    EnvironmentContract,
+    JudgeContract,
+    ListwiseJudgeContract,
     OptimizerContract,
+    PairwiseJudgeContract,
+    RetrieverContract,
     StoreContract,
 )
 from assay.traces import Store
@@ -185,47 +199,7 @@ def test_a_broken_agent_fails(kind: Any, fails: set[str]) -> None:
     assert bool(type("Suite", (_Agents,), {"kind": kind}).failures()) == bool(fails)
 
 
-def _criterion(name: str, task: Mapping[str, Any], higher: Any, lower: Any, **arguments: Any) -> Any:
-    return name, Task(id="t", inputs={"question": "?"}, expected=dict(task)), higher, lower, arguments
-
-
-SHIPPED = [
-    _criterion("exact", {"answer": "4"}, "4", "5"),
-    _criterion("numeric", {"answer": "4"}, "It is 4", "It is 5"),
-    _criterion("regex", {}, "ab12", "ab", pattern=r"[a-z]+\d+"),
-    _criterion("contains", {}, "a fox", "a cat", text="fox"),
-    _criterion("one_of", {}, "yes", "maybe", values=["yes", "no"]),
-    _criterion(
-        "json_schema",
-        {},
-        '{"a": 1}',
-        '{"a": "x"}',
-        schema={"type": "object", "properties": {"a": {"type": "integer"}}},
-        field="answer",
-    ),
-    _criterion("length", {}, "long " * 50, "short", max_tokens=10),
-]
-
-
 # -- criteria
-
-
-class TestShippedChecks(CriterionContract):
-    @pytest.fixture(autouse=True, params=SHIPPED, ids=lambda case: case[0])
-    def _of(self, request: pytest.FixtureRequest) -> None:
-        self.name, self.of_task, self.high, self.low, self.arguments = request.param
-
-    def make(self) -> Criterion:
-        return Criterion(name=self.name, check=getattr(checks, self.name), arguments=self.arguments)
-
-    def task(self) -> Task:
-        return self.of_task
-
-    def higher(self) -> Mapping[str, Any]:
-        return {"answer": self.high}
-
-    def lower(self) -> Mapping[str, Any]:
-        return {"answer": self.low}
 
 
 class _Length(CriterionContract):
@@ -245,76 +219,52 @@ class _Length(CriterionContract):
         return {"answer": "a" * 40}
 
 
-_CALLS: list[int] = []
-
-
 def _sound(task: Any, prediction: Any, rollout: Any) -> Any:
     return max(0.0, 1 - len(str(prediction.get("answer", ""))) / 50)
 
 
-def _unbounded(task: Any, prediction: Any, rollout: Any) -> Any:
-    return 1 - len(str(prediction.get("answer", ""))) / 50
-
-
-def _nan(task: Any, prediction: Any, rollout: Any) -> Any:
-    return _sound(task, prediction, rollout) if prediction.get("answer") else float("nan")
-
-
-def _raises(task: Any, prediction: Any, rollout: Any) -> Any:
-    return 1 - min(50, len(prediction["answer"])) / 50
-
-
-def _turned(task: Any, prediction: Any, rollout: Any) -> Any:
-    return Grade(value=1 - _sound(task, prediction, rollout))
-
-
-def _changes(task: Any, prediction: Any, rollout: Any) -> Any:
-    return max(0.0, 1 - len(str(prediction.pop("answer", ""))) / 50)
-
-
-def _varies(task: Any, prediction: Any, rollout: Any) -> Any:
-    _CALLS.append(1)
-    return _sound(task, prediction, rollout) / len(_CALLS)
+_NUMBERS = itertools.count(1)
+_HOSTILE = "test_hostile_predictions_raise_nothing"
 
 
 @pytest.mark.parametrize(
     ("check", "fails"),
     [
         (_sound, set()),
-        (_unbounded, {"test_hostile_predictions_raise_nothing"}),
-        (_nan, {"test_hostile_predictions_raise_nothing"}),
-        (_raises, {"test_hostile_predictions_raise_nothing"}),
-        (_turned, {"test_the_higher_prediction_gets_the_higher_grade"}),
-        (_changes, {"test_task_and_prediction_are_not_changed"}),
-        (_varies, {"test_the_same_prediction_gets_the_same_grade"}),
+        (lambda task, made, rollout: 1 - len(str(made.get("answer", ""))) / 50, {_HOSTILE}),  # below 0
+        (lambda task, made, rollout: _sound(task, made, rollout) if made.get("answer") else float("nan"), {_HOSTILE}),
+        (lambda task, made, rollout: 1 - min(50, len(made["answer"])) / 50, {_HOSTILE}),  # raises
+        (
+            lambda task, made, rollout: Grade(value=1 - _sound(task, made, rollout)),
+            {"test_the_higher_prediction_gets_the_higher_grade"},
+        ),
+        (
+            lambda task, made, rollout: max(0.0, 1 - len(str(made.pop("answer", ""))) / 50),
+            {"test_task_and_prediction_are_not_changed"},
+        ),
+        (
+            lambda task, made, rollout: _sound(task, made, rollout) / next(_NUMBERS),
+            {"test_the_same_prediction_gets_the_same_grade"},
+        ),
     ],
 )
 def test_a_broken_check_fails(check: Any, fails: set[str]) -> None:
     assert type("Suite", (_Length,), {"check": staticmethod(check)}).failures().keys() == fails
 
 
-def test_a_check_that_cannot_be_pickled_fails() -> None:
-    suite = type(
-        "Suite",
-        (_Length,),
-        {"check": staticmethod(lambda task, prediction, rollout: _sound(task, prediction, rollout)), "pickles": True},
-    )
-    assert suite.failures().keys() == {"test_it_can_be_pickled"}
-
-
 # -- optimizers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["labeled", "bootstrap", "knn", "copro", "infer-rules"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("labeled", "bootstrap", "knn", "copro", "infer-rules"),
+        *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("auto", "bootstrap-search", "mipro", "simba")),
+        *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("gepa", "ensemble", "optuna")),
+    ],
+)
 def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:
-    assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
-
-
-@pytest.mark.tutorial
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["auto", "bootstrap-search", "mipro", "simba", "gepa", "ensemble", "optuna"])
-def test_a_slow_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
 
@@ -367,24 +317,347 @@ def test_a_broken_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # -- the suites themselves
 
 
-def test_a_suite_without_make_names_the_missing_method() -> None:
-    failures = StoreContract.failures()
-    assert set(failures.values()) == {"NotImplementedError: StoreContract must override make()"}
+def _judges_well(request: Any) -> Any:
+    """Finds `4` in its inputs, in every prompt format."""
+    text = request.messages[-1].text
+    inputs = dict(re.findall(r'\b(\w{1,20}): ("(?:[^"\\]|\\.)*")', text))
+    first, second = (str(inputs.get(name, "")) == '"4"' for name in ("output_a", "output_b"))
+    if "output_a" in text:
+        return json.dumps({"verdict": "tie" if first == second else "a" if first else "b"})
+    if "outputs" in text:
+        lines = re.findall(r"\b([A-Z]): (.*)", text.encode().decode("unicode_escape", "replace"))
+        return json.dumps(
+            {"grades": [{"id": letter, "grade": "yes" if line.strip(' "') == "4" else "no"} for letter, line in lines]}
+        )
+    return json.dumps({"verdict": "yes" if '"4"' in text else "no"})
 
 
-@pytest.mark.slow
-def test_the_suites_import_no_pytest() -> None:
-    import subprocess
-    import sys
-
-    code = "import assay.testing.contracts, sys; print('pytest' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+class _Asks:
+    def context(self) -> AbstractContextManager[Any]:
+        return dspy.context(lm=scripted_lm(_judges_well))
 
 
-def test_every_suite_lists_in_its_docstring_what_it_checks() -> None:
-    import assay.testing.contracts as contracts
+class TestPointwiseJudge(_Asks, JudgeContract):
+    def make(self) -> Judge:
+        return PointwiseJudge("Is the output right?", reading="text")
 
-    for name in contracts.__all__:
-        suite = getattr(contracts, name)
-        assert issubclass(suite, Contract)
-        assert suite is Contract or len(str(suite.__doc__)) > 100
+
+class TestPairwiseJudge(_Asks, PairwiseJudgeContract):
+    def make(self) -> Judge:
+        return PairwiseJudge(reading="text")
+
+
+class TestListwiseJudge(_Asks, ListwiseJudgeContract):
+    def make(self) -> ListwiseJudge:
+        return ListwiseJudge(reading="text")
+
+
+class TestAnswerKeyJudge(JudgeContract):
+    def make(self) -> Judge:
+        return Keyed()
+
+
+class TestPairKeyJudge(PairwiseJudgeContract):
+    def make(self) -> Judge:
+        return PairKeyed()
+
+
+class Keyed(AnswerKeyJudge):
+    def __init__(self) -> None:
+        super().__init__("Is it right?", key={"How much is 2 + 2?": "4"})
+
+
+class PairKeyed(PairKeyJudge):
+    def __init__(self) -> None:
+        super().__init__(key={"How much is 2 + 2?": "4"})
+
+
+def stating(**changes: Any) -> type[Keyed]:
+    """A judge whose judgements have these values."""
+
+    class Stating(Keyed):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            judgement = super().judged(reading, verdict)
+            for name, value in changes.items():
+                setattr(judgement, name, value)
+            return judgement
+
+    return Stating
+
+
+class Backwards(Keyed):
+    def read(self, inputs: Mapping[str, Any]) -> Any:
+        reading, verdict = super().read(inputs)
+        return reading, self.labels[1 - self.labels.index(str(verdict))]
+
+
+class Raises(Keyed):
+    def read(self, inputs: Mapping[str, Any]) -> Any:
+        return None, self.labels[-1 if inputs["output"].strip() == "4" else 0]
+
+
+class Alternates(Keyed):
+    count = 0
+
+    def read(self, inputs: Mapping[str, Any]) -> Any:
+        Alternates.count += 1
+        return None, self.labels[Alternates.count % 2]
+
+
+class Lenient(Keyed):
+    """Gives verdicts on items that it did not receive."""
+
+    def forward(self, **inputs: Any) -> Any:
+        return super().forward(**{"task_input": "How much is 2 + 2?", "output": "", **inputs})
+
+
+class NoConfig(Keyed):
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**super().config, "shows": {"task_input", "output"}}
+
+
+RANGES = "test_verdict_probabilities_confidence_and_value_are_in_range"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [
+        (Keyed, set()),
+        (stating(verdict="perhaps"), {RANGES}),
+        (stating(value=10.0), {RANGES}),
+        (stating(value=float("nan")), {RANGES}),
+        (stating(probabilities={"no": 0.25, "yes": 0.25}), {RANGES}),
+        (Backwards, {"test_the_better_output_has_no_lower_value"}),
+        (Raises, {"test_hostile_inputs_give_a_verdict_or_none"}),
+        (Alternates, {"test_the_same_inputs_get_the_same_verdict_and_are_not_changed"}),
+        (Lenient, {"test_a_missing_input_is_named"}),
+        (NoConfig, {"test_a_judge_built_from_its_config_gives_the_same_verdict"}),
+    ],
+)
+def test_a_broken_judge_fails(kind: Any, fails: set[str]) -> None:
+    failures = type("Suite", (JudgeContract,), {"make": lambda self: kind()}).failures()
+    assert failures.keys() >= fails
+    assert bool(failures) == bool(fails)
+
+
+def test_a_pairwise_judge_that_prefers_the_first_place_fails() -> None:
+    class First(PairKeyed):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            judgement = super().judged(reading, verdict)
+            judgement.verdict, judgement.value, judgement.probabilities = self.labels[0], 0.0, None
+            return judgement
+
+    failures = type("Suite", (PairwiseJudgeContract,), {"make": lambda self: First()}).failures()
+    assert failures.keys() == {"test_swapped_outputs_swap_the_verdict"}
+
+
+@pytest.mark.parametrize(
+    ("grades", "fails"),
+    [
+        ({0: 1.0, 2: 2.0}, "test_grades_are_in_range_and_the_ranking_has_their_order"),
+        ({0: float("nan")}, "test_grades_are_in_range_and_the_ranking_has_their_order"),
+        ({0: 0.1, 2: 0.9}, "test_the_best_output_is_not_graded_below_the_worst"),
+        ({0: 0.9, 7: 0.1}, "test_grades_are_in_range_and_the_ranking_has_their_order"),
+    ],
+)
+def test_a_broken_listwise_judge_fails(grades: Any, fails: str) -> None:
+    class Fixed(ListwiseJudge):
+        def forward(self, **inputs: Any) -> Any:
+            return dspy.Prediction(grades=grades, ranking=sorted(grades, key=lambda key: -grades[key]))
+
+    failures = type("Suite", (ListwiseJudgeContract,), {"make": lambda self: Fixed()}).failures()
+    assert {fails, "test_fewer_than_two_outputs_are_not_graded"} <= failures.keys()
+
+
+class Counter(Environment):
+    """Counts to three; `one` adds one."""
+
+    def reset(self, task: Task) -> EnvironmentStep:
+        self.count = 0
+        return self.seen()
+
+    def step(self, action: str) -> EnvironmentStep:
+        if self.count >= 3:
+            raise InvalidAction("it has ended")
+        if action != "one":
+            raise InvalidAction("write one")
+        self.count += 1
+        return self.seen()
+
+    def seen(self) -> EnvironmentStep:
+        done = self.count >= 3
+        return EnvironmentStep(observation=str(self.count), done=done, actions=() if done else ("one",))
+
+
+class Remembers(Counter):
+    """The second episode begins at one."""
+
+    count = 0
+
+    def reset(self, task: Task) -> EnvironmentStep:
+        self.count = min(self.count, 1)
+        return self.seen()
+
+
+class SharedCount(Counter):
+    counts: ClassVar[list[int]] = [0]
+
+    def reset(self, task: Task) -> EnvironmentStep:
+        self.counts[0] = 0
+        return super().reset(task)
+
+    def step(self, action: str) -> EnvironmentStep:
+        step = super().step(action)
+        self.counts[0] += 1
+        return dataclasses.replace(step, observation=str(self.counts[0]))
+
+
+def counter(**methods: Any) -> type[Counter]:
+    """A counter with other methods."""
+    return type("Broken", (Counter,), methods)
+
+
+def slips(self: Counter, action: str) -> EnvironmentStep:
+    self.count += action != "one"
+    return Counter.step(self, action)
+
+
+def changes(self: Counter, task: Task) -> EnvironmentStep:
+    task.inputs["seed"] = 5  # type: ignore[index]
+    return Counter.reset(self, task)
+
+
+def pays(self: Counter, action: str) -> EnvironmentStep:
+    return Counter.step(self, action) if self.count < 3 else EnvironmentStep(observation="", reward=1.0, done=True)
+
+
+def opaque(self: Counter) -> EnvironmentStep:
+    return dataclasses.replace(Counter.seen(self), info={"self": object})
+
+
+def crashes(self: Counter, action: str) -> EnvironmentStep:
+    return Counter.step(self, {"one": "one"}[action])
+
+
+class Unclosable(Counter):
+    closed = False
+
+    def close(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed before")
+        self.closed = True
+
+
+class _Environments(EnvironmentContract):
+    kind: type[Environment] = Counter
+
+    def make(self) -> Environment:
+        return self.kind()
+
+    def tasks(self) -> list[Task]:
+        return [Task(id="1", inputs={"seed": 1})]
+
+
+class TestCounter(_Environments):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [
+        (Remembers, {"test_a_task_is_the_same_for_every_rollout"}),
+        (SharedCount, {"test_objects_share_no_state"}),
+        (counter(seen=lambda self: EnvironmentStep(observation="", actions=("one",))), {"test_episodes_end"}),
+        (counter(step=crashes), {"test_hostile_actions_are_refused_or_taken"}),
+        (counter(step=slips), {"test_hostile_actions_are_refused_or_taken"}),
+        (counter(step=pays), {"test_nothing_is_gained_after_the_end"}),
+        (counter(reset=changes), {"test_a_task_is_not_changed"}),
+        (counter(seen=opaque), {"test_steps_have_the_right_type"}),
+        (Unclosable, {"test_it_can_be_closed_at_any_time"}),
+    ],
+)
+def test_a_broken_environment_fails(kind: type[Environment], fails: set[str]) -> None:
+    contract = type("Broken", (_Environments,), {"kind": kind})
+    assert fails <= contract.failures().keys()
+
+
+class TestTextRetriever(RetrieverContract):
+    def make(self) -> TextRetriever:
+        return TextRetriever(self.documents)
+
+
+class TestDocumentIndex(RetrieverContract):
+    @pytest.fixture(autouse=True, params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+    def _at(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.url = str(tmp_path / "s.db")
+        if request.param == "postgres":
+            self.url = request.getfixturevalue("postgres_url")
+            engine = sa.create_engine(self.url.replace("postgresql://", "postgresql+psycopg://"))
+            metadata.drop_all(engine)
+            engine.dispose()
+        self.folder = tmp_path / "docs"
+        self.folder.mkdir()
+        for name, text in self.documents.items():
+            (self.folder / name).write_text(text)
+
+    def make(self) -> DocumentIndex:
+        assay.index(self.folder, store=self.url)
+        return DocumentIndex(self.url)
+
+
+class _Broken(RetrieverContract):
+    """A retriever whose results are changed by `of`."""
+
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
+        return passages
+
+    def make(self) -> Any:
+        suite, inner = self, TextRetriever(self.documents)
+
+        class Changed:
+            def search(self, query: str, k: int = 5) -> list[Passage]:
+                return suite.of(inner.search(query, k), query, k)
+
+        return Changed()
+
+
+def changed(of: Callable[[list[Passage], str, int], list[Passage]]) -> type[RetrieverContract]:
+    """The suite of a retriever whose results are changed."""
+    return type("Changed", (_Broken,), {"of": lambda self, *arguments: of(*arguments)})
+
+
+def redacted(passages: list[Passage], query: str, k: int) -> list[Passage]:
+    return [dataclasses.replace(passage, text=passage.text.replace("Ignore", "")) for passage in passages]
+
+
+def with_operators(passages: list[Passage], query: str, k: int) -> list[Passage]:
+    if '"' in query:
+        raise ValueError("unbalanced quote")
+    without = query.partition(" NOT ")[2]
+    return [passage for passage in passages if not without or without not in passage.text]
+
+
+def twice(passages: list[Passage], query: str, k: int) -> list[Passage]:
+    return [part for p in passages for part in (p, dataclasses.replace(p, id=f"{p.id}2"))][:k]
+
+
+@pytest.mark.parametrize(
+    ("suite", "failed"),
+    [
+        (_Broken, set()),
+        (
+            changed(lambda passages, query, k: [*passages, Passage(id="more", text="more")]),
+            {"test_passages_are_the_best_k_in_order"},
+        ),
+        (
+            changed(lambda passages, query, k: passages[::-1]),
+            {"test_passages_are_the_best_k_in_order", "test_a_question_finds_its_document"},
+        ),
+        (changed(redacted), {"test_a_question_finds_its_document"}),
+        (changed(with_operators), {"test_any_text_is_a_query", "test_operators_are_words"}),
+        (changed(twice), {"test_equal_texts_are_one_passage"}),
+    ],
+)
+def test_broken_retrievers_fail_their_contract(suite: type[RetrieverContract], failed: set[str]) -> None:
+    assert failed <= suite.failures().keys() if failed else suite.failures() == {}

@@ -11,7 +11,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json
 from assay.traces.store.writer import Rows
 
-
 _UNSCORED = {"score": None, "coverage": None, "rubric": "", "verdicts_json": "[]"}  # columns of an unscored rollout
 
 
