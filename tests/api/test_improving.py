@@ -56,7 +56,7 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
         raise Cancelled("at the gate")
 
     with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
-        patch.setattr("assay.commands.improving.compare", cut_off)
+        patch.setattr("assay.evaluation.comparison.compare", cut_off)
         with pytest.raises(Cancelled):
             assay.improve("turning.py:Turning", **job)
     made = list_adapters()
@@ -76,7 +76,7 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
         raise Diverged("the loss was not a finite number")
 
     with monkeypatch.context() as patch:
-        patch.setattr("assay.commands.improving.train_sft", diverging)
+        patch.setattr("assay.commands.improve.train_sft", diverging)
         down = assay.improve("turning.py:Turning", **{**job, "name": "down"})
     assert down.steps == [
         {"step": "sft", "kept": False, "gate": None, "note": "the loss was not a finite number", "converged": False}
@@ -107,7 +107,7 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
         recorded.update(options)
         raise Diverged("far enough")
 
-    monkeypatch.setattr("assay.commands.improving.train", training)
+    monkeypatch.setattr("assay.commands.improve.train", training)
     report = assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
     assert (report.steps[0]["note"], report.steps[0]["converged"]) == ("far enough", False)
     assert (recorded["retention"], recorded["monitor"]) == ([other], "classify")

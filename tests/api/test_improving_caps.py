@@ -71,8 +71,8 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
             evaluate(opened.recorded, tasks, opened.session, name="all")
         raise Diverged("far enough")
 
-    monkeypatch.setattr("assay.commands.improving.compile_program", compile_program)
-    monkeypatch.setattr("assay.commands.improving.train", functools.partial(compile_program, split="val", cached=False))
+    monkeypatch.setattr("assay.commands.improve.compile_program", compile_program)
+    monkeypatch.setattr("assay.commands.improve.train", functools.partial(compile_program, split="val", cached=False))
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)
     with served(app) as url:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 import assay
 import assay.commands.compile
-import assay.commands.improving
+import assay.commands.improve
 from assay.commands.compile import Compile
 from assay.errors import BudgetExceeded
 from assay.evaluation import SilentProgress, evaluate
@@ -54,7 +54,7 @@ def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iter
     """An improvement whose only step results in `after.py`."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     made = SimpleNamespace(winner="one", stopped=None, artifact="after.py:Mine")
-    monkeypatch.setattr("assay.commands.improving.compile_program", lambda *_, **__: made)
+    monkeypatch.setattr("assay.commands.improve.compile_program", lambda *_, **__: made)
     rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(300)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
@@ -85,7 +85,7 @@ def test_a_gate_ends_at_its_decision(job: dict[str, Any], server: Server) -> Non
 
 @pytest.mark.slow
 def test_a_prompt_step_runs_its_gate_once(job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.commands.improving.compile_program", assay.commands.compile.compile)
+    monkeypatch.setattr("assay.commands.improve.compile_program", assay.commands.compile.compile)
     Path("before.py").write_text(PROGRAM.format(what="number + 2 if len(self.answer.demos) > 1 else number"))
     report = assay.improve("before.py:Mine", optimizer="labeled", **job)
     step = report.steps[0]
@@ -125,7 +125,7 @@ def test_a_step_that_is_not_kept_says_which_gain_its_tasks_would_have_shown(
     Path("after.py").write_text(PROGRAM.format(what="-number"))
     sizes = {"train": 20, "val": 20, "gate": 10, "test": 5}
     if kept_on == "val":
-        monkeypatch.setattr("assay.commands.improving.compile_program", assay.commands.compile.compile)
+        monkeypatch.setattr("assay.commands.improve.compile_program", assay.commands.compile.compile)
     report = assay.improve("before.py:Mine", **{**job, "optimizer": "labeled", "sizes": sizes})
     step = report.steps[0]
     assert (step["kept"], step["gate"] is None) == (False, kept_on == "val")
@@ -157,7 +157,7 @@ def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     )  # nothing is left to do: the stored report is returned
     assert (repeated.to_dict(), server.calls) == (report.to_dict(), 22)
     monkeypatch.delattr(
-        "assay.commands.improving.compile_program"
+        "assay.commands.improve.compile_program"
     )  # the result of the step is stored until its gate; the step is not run again
     report = assay.improve("before.py:Mine", max_calls=300, resume=True, **job)
     assert report.steps[0]["kept"]
@@ -171,7 +171,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
-    made, searched = assay.commands.improving.compile_program(), []
+    made, searched = assay.commands.improve.compile_program(), []
 
     def compile_program(program: str, **options: Any) -> Any:
         """The first step results in `after.py`; the second uses all calls that it may make."""
@@ -189,7 +189,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
             evaluate(opened.recorded, opened.splits.train, opened.session, name="all")
         raise AssertionError("the cap was not reached")
 
-    monkeypatch.setattr("assay.commands.improving.compile_program", compile_program)
+    monkeypatch.setattr("assay.commands.improve.compile_program", compile_program)
     job |= {"order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     report = assay.improve("before.py:Mine", max_calls=80, **job)
     # half of 80 is reserved for two gates of 6 tasks and a test of 8; the searches share the rest. 60 calls are left
@@ -208,7 +208,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     assert "{" not in text
     Path("other.py").write_text(PROGRAM.format(what="number + 2"))
     made.artifact = "other.py:Mine"
-    monkeypatch.setattr("assay.commands.improving.compile_program", lambda *_, **__: made)
+    monkeypatch.setattr("assay.commands.improve.compile_program", lambda *_, **__: made)
     report = assay.improve(
         "before.py:Mine", max_calls=200, resume=True, **job
     )  # the second step and its gate, which shows no further gain
@@ -221,7 +221,7 @@ def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
 ) -> None:
     for name in ("after", "other"):
         Path(f"{name}.py").write_text(PROGRAM.format(what="number + 2"))
-    made = assay.commands.improving.compile_program()
+    made = assay.commands.improve.compile_program()
 
     def compile_program(program: str, **options: Any) -> Any:
         compile_options = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
@@ -236,7 +236,7 @@ def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
                 evaluate(opened.recorded, opened.splits.train, opened.session, name="all")
         return made if program.startswith("before") else SimpleNamespace(**{**vars(made), "artifact": "other.py:Mine"})
 
-    monkeypatch.setattr("assay.commands.improving.compile_program", compile_program)
+    monkeypatch.setattr("assay.commands.improve.compile_program", compile_program)
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )
@@ -300,7 +300,7 @@ def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip
     made = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached", notes=["unchanged"])
-    monkeypatch.setattr("assay.commands.improving.compile_program", lambda *_, **__: made)
+    monkeypatch.setattr("assay.commands.improve.compile_program", lambda *_, **__: made)
     report = assay.improve("before.py:Mine", **job, **options)
     assert (len(report.steps), report.stopped is None) == (
         done,
@@ -313,7 +313,7 @@ def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fit
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached", notes=["unchanged"])
-    monkeypatch.setattr("assay.commands.improving.compile_program", lambda *_, **__: made)
+    monkeypatch.setattr("assay.commands.improve.compile_program", lambda *_, **__: made)
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )

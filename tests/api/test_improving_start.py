@@ -72,7 +72,7 @@ def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iter
         def far_enough(*_: Any, **__: Any) -> None:
             raise Diverged("far enough")
 
-        monkeypatch.setattr(f"assay.commands.improving.{step}", far_enough)
+        monkeypatch.setattr(f"assay.commands.improve.{step}", far_enough)
     rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(60)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
@@ -309,7 +309,7 @@ def test_a_link_in_the_place_of_a_job_is_not_followed(job: dict[str, Any], serve
 def test_what_a_killed_job_left_before_its_state_is_removed(resume: bool, job: dict[str, Any]) -> None:
     write('raise RuntimeError("gone")')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("assay.commands.improving.write_whole", _killed)
+        patch.setattr("assay.commands.improve.write_whole", _killed)
         with pytest.raises(KeyboardInterrupt):
             assay.improve("mine.py:Mine", order=["prompts"], **job)
     Path(".assay/improve/up/half-written").touch()
@@ -317,6 +317,15 @@ def test_what_a_killed_job_left_before_its_state_is_removed(resume: bool, job: d
     report = assay.improve("mine.py:Mine", order=["prompts"], resume=resume, **job)
     assert [step["note"] for step in report.steps] == ["far enough"]
     assert not Path(".assay/improve/up").exists()
+
+
+def test_resuming_a_finished_improvement_gives_its_report_again(job: dict[str, Any], server: Server) -> None:
+    report = assay.improve("mine.py:Mine", order=["prompts"], **job)
+    asked = list(server.requests)
+    progress = CapturedProgress()
+    repeated = assay.improve("mine.py:Mine", order=["prompts"], resume=True, progress=progress, **job)
+    assert (repeated.to_dict(), server.requests) == (report.to_dict(), asked)
+    assert progress.lines == ["this run has finished: its report is given again, and nothing is run"]
 
 
 def _killed(*_: Any) -> None:

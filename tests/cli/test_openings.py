@@ -9,7 +9,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from assay.cli.main import group
-from assay.commands.improve_settings import ImproveReport
+from assay.commands.improve import ImproveReport
 from assay.datasets.rows import NO_ROWS
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
