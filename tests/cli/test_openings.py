@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.commands.improve_settings import ImproveReport
+from assay.commands.improve import ImproveReport
 from assay.datasets.rows import NO_ROWS
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings

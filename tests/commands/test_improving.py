@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.commands import improving
+from assay.commands import improve as improving
 from assay.commands.compile import Compile
 from assay.commands.improve import Improve
 from assay.errors import (
@@ -574,7 +574,7 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
         raise Cancelled("at the gate")
 
     with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
-        patch.setattr(improving, "compare", cut_off)
+        patch.setattr("assay.evaluation.comparison.compare", cut_off)
         with pytest.raises(Cancelled):
             assay.improve("turning.py:Turning", **job)
     before = list_adapters()
@@ -603,3 +603,11 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
     words = [sys.executable, "-m", "assay", "run", str(report.artifact), "place=5 Main Street"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert "yes" in done.stdout, done.stderr
+
+
+def test_resuming_a_finished_improvement_gives_its_report_again(job: dict[str, Any], server: ChatServer) -> None:
+    report, said = improve(job), Said()
+    asked = list(server.bodies)
+    repeated = improve(job, resume=True, progress=said)
+    assert (repeated.to_dict(), server.bodies) == (report.to_dict(), asked)
+    assert said.lines == ["this run has finished: its report is given again, and nothing is run"]

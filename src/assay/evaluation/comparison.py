@@ -13,6 +13,7 @@ from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import (
+    FEWEST,
     LEAST_SPREAD,
     POWER,
     Gain,
@@ -52,6 +53,14 @@ class Comparison:
         }.get(self.ended)
         reason = str(self.cap) if self.cap is not None else reason
         return f"{split} ended after {len(self.after)} of {counted(self.planned, 'tasks')}: {reason}" if reason else ""
+
+    def undecided(self, split: str) -> BudgetExceeded | None:
+        """The cap that ended the comparison before it could decide; None if it has decided.
+
+        A part of gate decides only if it shows a gain; a part of test is enough if it gives an interval.
+        """
+        enough = self.gain.is_gain if split == "gate" else self.gain.n >= FEWEST
+        return None if enough else self.cap
 
 
 def compare(

@@ -53,10 +53,11 @@ class FinishedRun:
         folder: folder of the run.
         caps: caps of this attempt. If one is higher than when the run ended, the run continues.
         about: everything else that the report depends on. If it has changed, the stored report is not used.
+        file: name of its file.
     """
 
-    def __init__(self, folder: Path, *, caps: Caps, about: Mapping[str, Any]) -> None:
-        self.path, self.caps = folder / _FILE, asdict(caps)
+    def __init__(self, folder: Path, *, caps: Caps, about: Mapping[str, Any], file: str = _FILE) -> None:
+        self.path, self.caps = folder / file, asdict(caps)
         self.about = digest_of(dict(about))
 
     def report(self, progress: Progress, *, out: str | Path | None = None) -> dict[str, Any] | None:
@@ -68,7 +69,7 @@ class FinishedRun:
         if not self.path.is_file():
             return None
         content = json.loads(self.path.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT or content["about"] != self.about or self._raised(content["caps"]):
+        if content.get("format") != _FORMAT or content["about"] != self.about or self._raised(content["caps"]):
             return None
         report: dict[str, Any] = content["report"]
         if FULL_DISK in (report["stopped"] or ""):  # not a cap: it continues as soon as there is space

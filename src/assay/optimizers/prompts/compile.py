@@ -22,7 +22,6 @@ from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import overridden_format
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import (
-    FEWEST,
     LEAST_SPREAD,
     WORST_SPREAD,
     Gain,
@@ -273,9 +272,8 @@ def _compared(
     comparison = compare(
         outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=decisions.rule(len(tasks))
     )
-    enough = comparison.gain.is_gain if split == "gate" else comparison.gain.n >= FEWEST
-    if comparison.cap is not None and not enough:
-        outcome.stopped = str(comparison.cap)
+    if (cap := comparison.undecided(split)) is not None:
+        outcome.stopped = str(cap)
     elif note := comparison.end_of(split):
         outcome.notes.append(note)
     outcome.notes += losses_behind_gain(comparison, split)
