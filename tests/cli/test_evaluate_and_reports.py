@@ -18,8 +18,8 @@ from assay.cli.shared import Console
 from assay.commands.compile import CompileReport, sides_table
 from assay.datasets.rows import NO_ROWS
 from assay.errors import ConfigError, DataError, ModelError, ProgramFailed
+from assay.optimizers.finetuning.report import SFTReport
 from assay.optimizers.finetuning.settings import SFTSettings
-from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.markdown import markdown
 from assay.support.numbers import calls_text
 from assay.traces import Rollout, Store

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from assay.cli.main import group
 from assay.commands.improve_settings import ImproveReport
 from assay.datasets.rows import NO_ROWS
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.traces import Store
 from assay.web.compare import compare_view

@@ -14,7 +14,7 @@ import pytest
 from two_call_training import letters, run
 
 from assay.errors import DataError
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.reports.training import of_other_seeds, write_training
 

@@ -146,8 +146,7 @@ def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> Non
 
 def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> None:
     from assay.optimizers.finetuning import PolicySettings, SFTSettings
-    from assay.optimizers.finetuning.policy_gradient import PolicyReport
-    from assay.optimizers.finetuning.sft import SFTReport
+    from assay.optimizers.finetuning.report import PolicyReport, SFTReport
     from assay.traces.export.settings import Gates
 
     store = tmp_path / "s.db"

@@ -11,9 +11,8 @@ import pytest
 from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
+from assay.optimizers.finetuning.report import PolicyReport, SFTReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
-from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.training_log import TrainingLog, read_training_log
 from assay.traces import Store
 
