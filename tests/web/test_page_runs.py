@@ -4,11 +4,13 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compiles import put_compile
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
+from assay.commands.judge_compile import JudgeReport
 from assay.models.unrecorded import Unrecorded
 from assay.traces import Store, Verdict
 from assay.web import runs
@@ -120,16 +122,29 @@ def test_a_run_shows_settings_cost_and_phases(store: Store) -> None:
     assert "--resume" not in text
 
 
+def judge_report(**fields: Any) -> dict[str, Any]:
+    """The stored report of a compile of a judge whose test stayed sealed."""
+    sides = dict.fromkeys(("baseline", "compiled", "gain", "accuracy_gain"))
+    values = {
+        "calls": 30, "cached": 0, "repeated_calls": 0, "tokens": 900, "cost_usd": 0.0, "stopped": None, "notes": [],
+        "test_openings": None, "data": {"near_duplicates": {"count": 0, "examples": []}}, "artifact": Path("a"),
+        "unproven": None, "optimizer": "auto",
+        "objective": "kappa", "winner": "bootstrap", "replaces": False, "gate": None, "sizes": {}, "ceiling": None,
+        "test": sides, "card": {}, "candidates": [], "search_calls": 20, "outcome": None, **fields,
+    }  # fmt: skip
+    return JudgeReport(**values).to_dict()
+
+
 def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
     put_run(store, "run-1", kind="judge compile")
     store.flush()
     folder = tmp_path / "runs" / "run-1"
     folder.mkdir(parents=True)
-    report = {"test": {"compiled": {"score": 0.75, "n": 12}}, "notes": ["few <tasks>"], "stopped": "the cap of 9 calls"}
+    report = judge_report(notes=["few <tasks>"], stopped="the cap of 9 calls")
     (folder / "report.json").write_text(json.dumps({"report": report}))
     where = tmp_path / "page.db"
     text = read(store, "/runs/run-1", where=where)
-    for part in ("score on test: 0.750 (12 tasks)", "few &lt;tasks&gt;", "the cap of 9 calls"):
+    for part in ("winner: bootstrap; LM calls: 30", "note: few &lt;tasks&gt;", "the cap of 9 calls", "<h2>Result</h2>"):
         assert part in text
     assert json.loads(read(store, "/runs/run-1/report", where=where)) == report
 
@@ -139,10 +154,10 @@ def test_a_judge_with_few_items_has_a_page_and_no_interval(store: Store, tmp_pat
     store.flush()
     folder = tmp_path / "runs" / "run-1"
     folder.mkdir(parents=True)
-    report = {"test": {"gain": {"mean": 0.125, "low": None, "high": None, "n": 12}}}
+    report = judge_report(gate={"mean": 0.125, "low": None, "high": None, "n": 12})
     (folder / "report.json").write_text(json.dumps({"report": report}))
     text = read(store, "/runs/run-1", where=tmp_path / "page.db")
-    assert "gain on test: +0.125, no interval (too few)" in text
+    assert "gate (12 items): +0.125, no interval (under 20 items)" in text
 
 
 def test_an_evaluation_shows_its_scores_and_the_lowest_tasks_first(store: Store) -> None:

@@ -229,15 +229,14 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
                 job.store.settle()
                 file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
                 corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
-            openings = job.openings.to_dict() if job.openings else None
             called = job.models()
-            shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms), "test_openings": openings, **called}
-            FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
-        return EvaluationReport(
+        report = EvaluationReport(
             result=job.priced(evaluation), tasks=len(tasks), program=config.program, evaluation=evaluation, split=split,
             held_out=split in SEALED and not used, alarms=alarms, corrected=corrected, run_id=job.run_id,
             stopped=stopped, notes=notes, **job.spent(called),
         )  # fmt: skip
+        FinishedRun(job.folder, caps=config.caps, about={}).keep(report.to_dict())
+        return report
 
 
 def _tasks(job: "Job", config: Evaluate) -> "list[Task]":

@@ -4,7 +4,7 @@ Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin
 
@@ -51,9 +51,19 @@ class Report(ReportRepr):
 
     @classmethod
     def read(cls, stored: Mapping[str, Any], **objects: Any) -> Self:
-        """The report whose `to_dict()` was stored; `objects` are its fields that only Python has."""
+        """The report whose `to_dict()` was stored.
+
+        Args:
+            objects: values of fields that only Python has, by default None; names that the report lacks are unused.
+        """
+        values = {**dict.fromkeys(_required(cls, only_python=True)), **objects, **stored}
         types = {item.name: item.type for item in fields(cls)}
-        return cls(**{name: _restored(value, types[name]) for name, value in stored.items()}, **objects)
+        return cls(**{name: _restored(value, types[name]) for name, value in values.items() if name in types})
+
+    @classmethod
+    def reads(cls, stored: Mapping[str, Any]) -> bool:
+        """Whether a stored object has the keys of this report; one of another command or version may not."""
+        return stored.keys() >= _required(cls, only_python=False)
 
     def lines(self) -> Iterator[str | Table]:
         """What people see of the report, in order."""
@@ -76,6 +86,12 @@ class Report(ReportRepr):
     def failure(self) -> str:
         """Why the command line ends with code 1; empty if it does not."""
         return ""
+
+
+def _required(kind: type[Report], *, only_python: bool) -> set[str]:
+    """Fields without a default."""
+    needed = (item for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING)
+    return {item.name for item in needed if (item.metadata == OBJECT) is only_python}
 
 
 def _restored(value: Any, kind: Any) -> Any:

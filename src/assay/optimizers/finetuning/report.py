@@ -134,8 +134,7 @@ class PolicyReport(TrainingReport):
     def read(cls, stored: Mapping[str, Any], **objects: Any) -> Self:
         counts = RowStats()
         counts.restore(stored)
-        return super().read({name: value for name, value in stored.items() if name not in vars(counts)},
-                            row_stats=counts, **objects)  # fmt: skip
+        return super().read(stored, row_stats=counts, **objects)
 
     def summary(self, data: Mapping[str, Any]) -> Iterator[str]:
         from assay.reports.training import constant_reward
