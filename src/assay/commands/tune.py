@@ -23,6 +23,7 @@ from assay.support.names import one_of
 from assay.support.options import EXPERT, Count, Flag, Positive, function_of, options_of
 from assay.support.presets import apply_preset
 from assay.support.report import OBJECT, Table
+from assay.support.values import json_value
 
 if TYPE_CHECKING:
     from typing import Self
@@ -809,7 +810,7 @@ def _by_policy(
     each = min(config.tasks_per_episode or len(train), len(train))
     runs = config.samples * (len(result.history) * each + len(result.confirmed) * len(val))
     notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.accepted and e.improvement > 0)]
-    training = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
+    training = {"episodes": json_value(result.history), "confirmed": result.confirmed}
     return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, policy_training=training), result.stopped
 
 

@@ -19,7 +19,6 @@ class TrainingReport(Report):
 
     Attributes:
         name: the model to serve; None for a base model that is not embedded, where `path` is PEFT's folder.
-        config: the settings; a mapping in a report that was read from the store.
         validation: `[program][mode]` has `before`, `after` and their paired `gain` on tasks that were used neither for
             training nor for model selection.
         test_openings: by program, see `assay.traces.store.sealing.Openings`.
@@ -28,7 +27,7 @@ class TrainingReport(Report):
 
     name: str | None
     path: Path
-    config: PolicySettings | SFTSettings
+    config: PolicySettings | SFTSettings  # a mapping in a report that was read from the store
     steps: int = 0
     best_step: int | None = None
     agreement: float | None = None
