@@ -267,7 +267,7 @@ def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path
 def test_empty_lists_name_the_filters_and_the_known_programs(tmp_path: Path) -> None:
     invoked("evaluate", "p.py:half", *project(tmp_path), "--report", "e.html")
     page = (tmp_path / "e.html").read_text()
-    assert re.search(r"<dt>Score, 95 % interval</dt><dd><bdi>0\.250 \[", page)
+    assert re.search(r"<bdi>score</bdi></th><td class=\"number\"><bdi>0\.250  95 % \[", page)
     assert page.index("right 0.00") < page.index("right 1.00")
     refused = CliRunner().invoke(group, ["evaluate", "p.py:half", *project(tmp_path), "--report", "no/such/e.html"])
     assert isinstance(refused.exception, ConfigError)

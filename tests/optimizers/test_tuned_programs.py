@@ -157,7 +157,7 @@ def test_a_page_of_a_study_is_complete_without_network(tmp_path: Path) -> None:
     assert study.is_chosen
     assert study.best.parameters == {name: report.best[name] for name in study.best.parameters}
     sent = report.write_page(tmp_path / "sent.html").read_text()
-    assert "The tuned parameters replace the default." in sent
+    assert "the tuned program replaces the default" in sent
     assert len(sent) < 100_000
     for weights in report.importance.values():
         assert max(weights, key=weights.__getitem__) == "temperature"

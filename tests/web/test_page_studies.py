@@ -60,9 +60,11 @@ def test_a_search_shows_its_decision_and_what_each_parameter_did(store: Store, t
 def test_the_page_of_a_search_names_settings_without_backticks(tmp_path: Path) -> None:
     counts = dict.fromkeys(("trials", "complete", "pruned", "failed", "calls", "cached", "tokens", "cost_usd"), 0)
     data = {**TUNED, **counts, "stopped": "`max_calls=5`", "test_openings": None}
-    report: Any = SimpleNamespace(**data, to_dict=lambda: data, config=SimpleNamespace(program="p", model_name="m"))
+    lines = ["note: stopped early: `max_calls=5`"]
+    config = SimpleNamespace(program="p", model_name="m")
+    report: Any = SimpleNamespace(**data, to_dict=lambda: data, lines=lambda: lines, config=config)
     file = TuneReport.write_page(report, tmp_path / "t.html")
-    assert "<dt>Stopped early</dt><dd>max_calls=5</dd>" in file.read_text().replace("<bdi>", "").replace("</bdi>", "")
+    assert "<li>stopped early: max_calls=5</li>" in file.read_text().replace("<bdi>", "").replace("</bdi>", "")
 
 
 def test_a_search_without_proof_says_what_could_give_one(store: Store, tmp_path: Path) -> None:

@@ -60,22 +60,14 @@ class EvaluationReport(ScoredRuns):
                 f"(verdicts alone {corrected['verdicts_alone']:.3f})"
             )
         yield from self.opened()
+        yield from (f"note: {alarm}" for alarm in self.alarms)
         yield from self.limits()
 
     def page_of(self, store: "Store") -> "Page":
-        from assay.reports.files import Page, ended_facts, scores_of, short_name, spent_facts
+        from assay.reports.files import Page, scores_of, short_name
 
-        data, result = vars(self), self.result
-        score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
-            result["score"], *result["interval"]
-        )  # fmt: skip
-        facts = [
-            ("Score, 95 % interval", score),
-            ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
-            *spent_facts(data), *ended_facts(data),
-        ]  # fmt: skip
         return Page(
-            template="report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
+            template="report_evaluate.html", title=f"Evaluation of {short_name(self.program)}",
             values={"scores": scores_of(store, self.run_id, self.evaluated(store))}, runs=[self.run_id],
         )  # fmt: skip
 

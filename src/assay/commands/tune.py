@@ -211,20 +211,14 @@ class TuneReport(JobReport):
         return Table(title="Pareto front", header=("trial", *self.objectives, "parameters"), rows=rows)
 
     def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.files import ended_facts, short_name, spent_facts, write_report
-        from assay.reports.studies import tuned_page, tuned_words
+        from assay.reports.files import short_name, write_report
+        from assay.reports.studies import tuned_page
 
-        data = self.to_dict()
-        best = ", ".join(f"{name} {value:.4g}" for name, value in self.best.items())
-        trials = f"{self.trials}, {self.complete} complete, {self.pruned} pruned, {self.failed} failed"
-        facts = [
-            ("Program", self.config.program), ("Model", self.config.model_name), ("Best parameters", best),
-            ("Trials", trials), *spent_facts(data), *ended_facts(data),
-            ("Artifact", str(self.artifact)),
-        ]  # fmt: skip
+        program = self.config.program
         return write_report(
-            path, "report_study.html", title=f"Agent parameters of {short_name(self.config.program)}", facts=facts,
-            page=tuned_page(data), result=tuned_words(data), notes=self.notes,
+            path, "report_study.html", title=f"Agent parameters of {short_name(program)}",
+            facts=[("Program", program), ("Model", self.config.model_name)], lines=list(self.lines()),
+            page=tuned_page(self.to_dict()),
         )  # fmt: skip
 
 
