@@ -41,7 +41,6 @@ OPEN_KEYWORDS = {
     ),
     "the arguments of the constructor of a user's program": ("optimizers/prompts/given.py: Student.__init__",),
     "the fields of a settings class, with their new values": ("commands/judging.py: with_names",),
-    "the fields of a report that only Python has": ("support/report.py: Report.read",),
     "the fields of a row, of which the empty ones are left out": ("traces/importers/spans.py: filled",),
     "the fields of a recorded rollout": (
         "commands/deployed.py: LoadedVersion.replay",

@@ -333,7 +333,7 @@ def _as_stored(stored: Mapping[str, Any], config: Compile, run_id: str) -> Compi
     """The report of a run that had already ended."""
     from assay.deployment import load_artifact
 
-    report = CompileReport.read(stored, config=config, run_id=run_id)
+    report = CompileReport.read(stored, {"config": config, "run_id": run_id})
     try:
         load_artifact(report.artifact)
     except AssayError as error:  # the report is complete without the program

@@ -140,7 +140,7 @@ def stored_report(run: Mapping[str, Any], result: Mapping[str, Any]) -> Report |
     returned = command_class(words).run.__annotations__["return"]
     kinds: tuple[type[Report], ...] = get_args(returned) or (returned,)
     kind = next((kind for kind in kinds if kind.reads(result)), None)
-    return None if kind is None else kind.read(result, run_id=run["id"], program=run["program"])
+    return None if kind is None else kind.read(result, {"run_id": run["id"], "program": run["program"]})
 
 
 def _command(run: Mapping[str, Any]) -> str:

@@ -385,7 +385,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
             finished = job.finished({"apply": self.apply})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                return TuneReport.read(stored, config=config)
+                return TuneReport.read(stored, {"config": config})
             for artifact in (*config.also, *([] if self.apply is None else [self.apply])):
                 program_at(job, Point(str(artifact), {}), config)  # refused now, not after the preflight or the search
             name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"

@@ -3,7 +3,7 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin
@@ -37,8 +37,6 @@ class Report(ReportRepr):
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-        def __init__(self, *values: Any, **named: Any) -> None: ...
-
     is_list: ClassVar[bool] = False  # each line is an item; in a terminal it is cut at the right edge
     is_data: ClassVar[bool] = False  # its lines are data, in which no setting is named as a surface writes it
     is_stream: ClassVar[bool] = False  # its items were written as they came: it has no JSON object
@@ -50,15 +48,16 @@ class Report(ReportRepr):
         return {name: json_value(getattr(self, name)) for name in shown}
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any], **objects: Any) -> Self:
+    def read(cls, stored: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:
         """The report whose `to_dict()` was stored.
 
         Args:
             objects: values of fields that only Python has, by default None; names that the report lacks are unused.
         """
-        values = {**dict.fromkeys(_required(cls, only_python=True)), **objects, **stored}
+        values = {**dict.fromkeys(_required(cls, only_python=True)), **(objects or {}), **stored}
         types = {item.name: item.type for item in fields(cls)}
-        return cls(**{name: _restored(value, types[name]) for name, value in values.items() if name in types})
+        report: Callable[..., Self] = cls
+        return report(**{name: _restored(value, types[name]) for name, value in values.items() if name in types})
 
     @classmethod
     def reads(cls, stored: Mapping[str, Any]) -> bool:

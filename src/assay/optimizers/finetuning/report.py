@@ -130,10 +130,10 @@ class PolicyReport(TrainingReport):
         return {**super().to_dict(), **json_value(self.row_stats)}
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any], **objects: Any) -> Self:
+    def read(cls, stored: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:
         counts = RowStats()
         counts.restore(stored)
-        return super().read(stored, row_stats=counts, **objects)
+        return super().read(stored, {**(objects or {}), "row_stats": counts})
 
     def summary(self, data: Mapping[str, Any]) -> Iterator[str]:
         from assay.reports.training import constant_reward
