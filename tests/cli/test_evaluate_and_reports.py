@@ -208,7 +208,7 @@ def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(flags: l
 def test_empty_lists_name_the_filters_and_the_known_programs(flags: list[str]) -> None:
     evaluated(flags, "--report", "e.html")
     page = Path("e.html").read_text()
-    assert re.search(r"<dt>Score, 95 % interval</dt><dd><bdi>0\.250 \[", page)
+    assert re.search(r"<bdi>score</bdi></th><td class=\"number\"><bdi>0\.250  95 % \[", page)
     assert page.index("right 0.00") < page.index("right 1.00")
     assert len(listed("--program", "HALF")) == 4
     none = invoked("traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5")

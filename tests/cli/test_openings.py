@@ -8,7 +8,7 @@ import pytest
 
 from assay.commands.improve import ImproveReport
 from assay.datasets.rows import NO_ROWS
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.traces import Store
 from assay.web.compare import compare_view

@@ -15,6 +15,7 @@ from assay.deployment.readings import Paired, stored_reading
 from assay.deployment.settings import Traffic
 from assay.deployment.simulation import simulate
 from assay.errors import ConfigError
+from assay.support.values import json_value
 
 PLAN = Plan(
     steps=(
@@ -191,7 +192,7 @@ def test_an_amount_is_shown_in_its_unit_and_as_the_share_saved() -> None:
         "metric": "latency_s", "gain": math.log(2), "standard_error": 0.1, "low": 0.0, "high": None,
         "champion": math.log(0.5), "candidate": math.log(0.25), "counts": {}, "missing": {}, "bounds": [None, None],
     }  # fmt: skip
-    reading = stored_reading(stored).in_units().to_dict()
+    reading = json_value(stored_reading(stored).in_units())
     assert (reading["champion"], reading["candidate"]) == (pytest.approx(0.5), pytest.approx(0.25))
     assert (reading["gain"], reading["low"], reading["high"]) == (pytest.approx(0.5), 0.0, None)
     assert reading["standard_error"] == pytest.approx(0.05)

@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 import pytest
 from dspy import lm15
-from own_programs import Sums
+from own_prompt_programs import Sums
 
 import assay
 from assay.commands.serve import serve

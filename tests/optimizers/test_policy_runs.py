@@ -23,7 +23,8 @@ from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter, with_recording
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import TrainerPolicy
-from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
+from assay.optimizers.finetuning.policy_gradient import train_policy
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Rollouts
 from assay.programs.agent import WRITTEN_DECISIONS

@@ -9,7 +9,7 @@ from typing import Any
 
 import dspy
 import pytest
-from own_programs import Sentiment
+from own_prompt_programs import Sentiment
 
 import assay
 from assay.commands.tune import tune

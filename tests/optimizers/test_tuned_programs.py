@@ -65,7 +65,7 @@ def test_a_page_of_a_study_is_complete_without_network(study: tuple[Path, Any], 
     assert shown.is_chosen
     assert shown.best.parameters == {name: report.best[name] for name in shown.best.parameters}
     sent = report.write_page(tmp_path / "sent.html").read_text()
-    assert "The tuned parameters replace the default." in sent
+    assert "the tuned program replaces the default" in sent
     assert len(sent) < 100_000
     for weights in report.importance.values():
         assert max(weights, key=weights.__getitem__) == "temperature"

@@ -4,11 +4,13 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compiles import put_compile
 from pages import NOW, Browser, browse, got, links_in, put_report, read, rollout_of_sums
 
+from assay.commands.judge_compile import JudgeReport
 from assay.models.unrecorded import Unrecorded
 from assay.traces import Store, Verdict
 from assay.web import runs
@@ -101,19 +103,30 @@ def test_a_run_shows_settings_cost_and_phases(store: Store) -> None:
     assert "--resume" not in text
 
 
+def judge_report(**fields: Any) -> dict[str, Any]:
+    """The stored report of a compile of a judge whose test stayed sealed."""
+    sides = dict.fromkeys(("baseline", "compiled", "gain", "accuracy_gain"))
+    values = {
+        "calls": 30, "cached": 0, "repeated_calls": 0, "tokens": 900, "cost_usd": 0.0, "stopped": None, "notes": [],
+        "test_openings": None, "data": {"near_duplicates": {"count": 0, "examples": []}}, "artifact": Path("a"),
+        "unproven": None, "optimizer": "auto", "objective": "kappa", "winner": "bootstrap", "replaces": False,
+        "gate": None, "sizes": {}, "ceiling": None, "test": sides, "card": {}, "candidates": [], "search_calls": 20,
+        "outcome": None, **fields,
+    }  # fmt: skip
+    return JudgeReport(**values).to_dict()
+
+
 def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
     put_run(store, "run-1", kind="judge compile")
     store.flush()
-    gain = {"mean": 0.125, "low": None, "high": None, "n": 12}
-    report = {
-        "test": {"compiled": {"score": 0.75, "n": 12}, "gain": gain}, "notes": ["few <tasks>"],
-        "stopped": "the cap of 9 calls",
-    }  # fmt: skip
+    gate = {"mean": 0.125, "low": None, "high": None, "n": 12}
+    report = judge_report(notes=["few <tasks>"], stopped="the cap of 9 calls", gate=gate)
     put_report(tmp_path, report)
     where = tmp_path / "page.db"
     text = read(store, "/runs/run-1", where=where)
-    gained = "gain on test: +0.125, no interval (too few)"
-    for part in ("score on test: 0.750 (12 tasks)", "few &lt;tasks&gt;", "the cap of 9 calls", gained):
+    gained = "gate (12 items): +0.125, no interval (under 20 items)"
+    printed = ("winner: bootstrap; LM calls: 30", "note: few &lt;tasks&gt;", "the cap of 9 calls", "<h2>Result</h2>")
+    for part in (*printed, gained):
         assert part in text
     assert json.loads(read(store, "/runs/run-1/report", where=where)) == report
 

@@ -10,9 +10,9 @@ from typing import Any
 from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
+from assay.commands.runs import stored_report
+from assay.optimizers.finetuning.report import PolicyReport, SFTReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
-from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.training_log import TrainingLog, read_training_log
 from assay.traces import Store
 
@@ -199,3 +199,17 @@ def test_a_report_of_a_long_training_is_below_its_limit(store: Store, tmp_path: 
     file = report.write_page(tmp_path / "a.html", store=tmp_path / "page.db")
     assert file.stat().st_size < 500_000
     assert "10 more tasks are not shown" in file.read_text()
+
+
+def test_a_stored_training_is_read_as_the_report_of_its_command(tmp_path: Path) -> None:
+    policy = PolicyReport("m+a", tmp_path, PolicySettings(), curves={"reward": {9: 0.1, 10: 0.2}}, report=tmp_path)
+    policy.row_stats.left_out["cached"] += 2
+    for report, method in ((policy, "grpo"), (fine_tuning(tmp_path, []), "sft")):
+        stored = json.loads(json.dumps(report.to_dict()))
+        run = {"id": "r", "kind": "train", "config": {"algorithm": method}, "program": None}
+        again = stored_report(run, stored)
+        assert type(again) is type(report)
+        assert list(again.lines()) == list(report.lines())
+        assert again.to_dict() == report.to_dict()
+        assert stored_report({**run, "kind": "import"}, stored) is None
+        assert stored_report(run, {"stopped": "by the user"}) is None

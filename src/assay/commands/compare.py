@@ -10,7 +10,7 @@ from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPa
 from assay.errors import ConfigError
 from assay.runs.groups import JobSettings, Sampled, Source, State
 from assay.runs.job_report import EndedReport
-from assay.support.numbers import counted, figure
+from assay.support.numbers import calls_text, counted, figure
 from assay.support.options import Flag, function_of, options_of
 from assay.support.report import OBJECT, Table
 from assay.support.values import json_value
@@ -39,9 +39,11 @@ class CompareReport(EndedReport):
     evaluations: tuple[EvaluationReport, EvaluationReport] = field(metadata=OBJECT)
 
     def lines(self) -> Iterator[str | Table]:
-        from assay.reports.markdown import gain_claim, models_text, with_interval
+        from assay.reports.markdown import cost_words, gain_claim, models_text, with_interval
 
         yield self._table()
+        calls = calls_text(self.calls, self.cached)
+        yield f"LM calls: {calls}, {self.tokens:,} tokens, {cost_words(self.cost_usd)}"
         for side in "ab":
             if text := models_text(getattr(self, side)):
                 yield f"LM calls by model of {side}: {text}"
@@ -54,20 +56,14 @@ class CompareReport(EndedReport):
         yield from self.opened()
 
     def page_of(self, store: "Store") -> "Page":
-        from assay.reports.files import ROWS, Page, called_facts, ended_facts, short_name, spent_facts
+        from assay.reports.files import ROWS, Page, short_name
         from assay.reports.sides import sides_of
 
         runs = self.evaluations[0].run_id, self.evaluations[1].run_id
         evaluated = [side.evaluated(store) for side in self.evaluations]
-        labels = {"First": self.a, "Second": self.b}
-        called = [fact for label in labels for fact in called_facts(labels[label], f"{label}, LM calls by model")]
-        facts = [
-            *((label, _side_text(side)) for label, side in labels.items()), ("Split", self.split),
-            *spent_facts(vars(self)), *called, *ended_facts(vars(self)),
-        ]  # fmt: skip
-        title = f"Comparison of {' and '.join(short_name(side['program']) for side in labels.values())}"
+        title = f"Comparison of {' and '.join(short_name(side['program']) for side in (self.a, self.b))}"
         values = {"sides": sides_of(store, runs, *evaluated, rows=ROWS, better_first=False)}
-        return Page(template="report_compare.html", title=title, facts=facts, values=values, runs=runs)
+        return Page(template="report_compare.html", title=title, values=values, runs=runs)
 
     def _table(self) -> Table:
         from assay.reports.markdown import graded, tool_rows
@@ -84,11 +80,6 @@ class CompareReport(EndedReport):
         ]
         title = f"{self.split}, {counted(b['n'], 'tasks')}"
         return Table(title=title, header=("", "a", "b"), rows=rows, strong=("score",))
-
-
-def _side_text(side: Mapping[str, Any]) -> str:
-    state = f" with the state {side['state']}" if side["state"] else ""
-    return f"{side['program']}{state}, {side['model']}"
 
 
 class ComparisonOutput(WithPage, JobOutput):

@@ -112,19 +112,16 @@ class CompileReport(JobReport):
 
     def page_of(self, store: "Store") -> "Page":
         from assay.reports.compiled import compile_page
-        from assay.reports.files import ROWS, Page, ended_facts, short_name, spent_facts
+        from assay.reports.files import ROWS, Page, short_name
         from assay.traces.store.listing import run_folder
 
-        data = self.to_dict()
-        facts = [
-            ("Program", self.config.program), ("Model", self.config.model_name), ("Optimizer", self.optimizer),
-            ("Winner", self.winner), *spent_facts(data), ("Of these, the search", f"{self.search_calls:,} LM calls"),
-            *ended_facts({**data, "test_openings": None}), ("Artifact", str(self.artifact)),
-        ]  # fmt: skip
+        config = self.config
+        facts = [("Program", config.program), ("Model", config.model_name), ("Optimizer", self.optimizer)]
         # rows of the store, not of the report in memory: the page of a finished run can be written again
-        page = compile_page(store, self.run_id, data, run_folder(store.url, self.run_id), rows=ROWS)
+        page = compile_page(store, self.run_id, self.to_dict(), run_folder(store.url, self.run_id), rows=ROWS)
+        page = replace(page, decisions=[], openings="")  # which the lines say
         return Page(
-            template="report_compile.html", title=f"Compile of {short_name(self.config.program)}", facts=facts,
+            template="report_compile.html", title=f"Compile of {short_name(config.program)}", facts=facts,
             values={"page": page, "run_id": self.run_id}, runs=[self.run_id],
         )  # fmt: skip
 
@@ -336,7 +333,7 @@ def _as_stored(stored: Mapping[str, Any], config: Compile, run_id: str) -> Compi
     """The report of a run that had already ended."""
     from assay.deployment import load_artifact
 
-    report = CompileReport.read(stored, config=config, run_id=run_id)
+    report = CompileReport.read(stored, {"config": config, "run_id": run_id})
     try:
         load_artifact(report.artifact)
     except AssayError as error:  # the report is complete without the program

@@ -60,22 +60,14 @@ class EvaluationReport(ScoredRuns):
                 f"(verdicts alone {corrected['verdicts_alone']:.3f})"
             )
         yield from self.opened()
+        yield from (f"note: {alarm}" for alarm in self.alarms)
         yield from self.limits()
 
     def page_of(self, store: "Store") -> "Page":
-        from assay.reports.files import Page, ended_facts, scores_of, short_name, spent_facts
+        from assay.reports.files import Page, scores_of, short_name
 
-        data, result = vars(self), self.result
-        score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
-            result["score"], *result["interval"]
-        )  # fmt: skip
-        facts = [
-            ("Score, 95 % interval", score),
-            ("Tasks", f"{result['n']} of {self.split}, {result['unscored']} unscored, {result['failed']} failed"),
-            *spent_facts(data), *ended_facts(data),
-        ]  # fmt: skip
         return Page(
-            template="report_evaluate.html", title=f"Evaluation of {short_name(self.program)}", facts=facts,
+            template="report_evaluate.html", title=f"Evaluation of {short_name(self.program)}",
             values={"scores": scores_of(store, self.run_id, self.evaluated(store))}, runs=[self.run_id],
         )  # fmt: skip
 
@@ -229,15 +221,14 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
                 job.store.settle()
                 file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
                 corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
-            openings = job.openings.to_dict() if job.openings else None
             called = job.models()
-            shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms), "test_openings": openings, **called}
-            FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
-        return EvaluationReport(
+        report = EvaluationReport(
             result=job.priced(evaluation), tasks=len(tasks), program=config.program, evaluation=evaluation, split=split,
             held_out=split in SEALED and not used, alarms=alarms, corrected=corrected, run_id=job.run_id,
             stopped=stopped, notes=notes, **job.spent(called),
         )  # fmt: skip
+        FinishedRun(job.folder, caps=config.caps, about={}).keep(report.to_dict())
+        return report
 
 
 def _tasks(job: "Job", config: Evaluate) -> "list[Task]":

@@ -397,7 +397,7 @@ def _as_stored(judge: "Judge", stored: Mapping[str, Any]) -> JudgeReport:
         stopped=stored["stopped"], gain=stored["test"]["gain"], accuracy_gain=stored["test"]["accuracy_gain"],
         notes=stored["notes"],
     )  # fmt: skip
-    return JudgeReport.read({**stored, "card": _shown_card(stored["card"])}, outcome=outcome)
+    return JudgeReport.read({**stored, "card": _shown_card(stored["card"])}, {"outcome": outcome})
 
 
 def _shown_card(card: Mapping[str, Any]) -> ReportDict:

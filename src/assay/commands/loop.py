@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ from assay.errors import AssayError, ConfigError, DataError
 from assay.support.numbers import figure
 from assay.support.options import Flag, Settings, function_of
 from assay.support.places import no_such_file
-from assay.support.report import Report
+from assay.support.report import OBJECT, Report
 
 if TYPE_CHECKING:
     from assay.commands.loop_file import LoopSettings
@@ -284,10 +284,7 @@ class ScheduleReport(Report):
 
     files: dict[str, str]
     out: str | None
-    note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"files": self.files, "out": self.out}
+    note: str = field(default="", metadata=OBJECT)
 
     def lines(self) -> Iterator[str]:
         for name, text in self.files.items():

@@ -1,13 +1,14 @@
 """`assay runs`: what commands did."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
+from assay.commands import COMMANDS, SHORT_FORMS, command_class
 from assay.commands.groups import InExistingStore
 from assay.support.options import Flag, Positive, function_of
-from assay.support.report import Report
+from assay.support.report import OBJECT, Report, Table
 
 _SUFFIXES = {"judge": " (verdicts of judges)", "check": " (calls of checks)", "outside": " (calls outside of a task)"}
 
@@ -87,14 +88,13 @@ class RunReport(Report):
     unrecorded_reason: str | None = None
     rollouts: tuple[dict[str, Any], ...]
     result: dict[str, Any] | None
+    report: Report | None = field(metadata=OBJECT)
 
     def to_dict(self) -> dict[str, Any]:
         gaps = () if self.unrecorded is None else ("unrecorded_seen", "unrecorded_reason")
         return {name: value for name, value in super().to_dict().items() if name not in gaps}
 
-    def lines(self) -> Iterator[str]:
-        from assay.reports.markdown import models_text
-        from assay.reports.results import result_lines
+    def lines(self) -> Iterator[str | Table]:
         from assay.reports.texts import setting_texts
 
         resumed = "" if self.resumed_at is None else f"resumed {_when(self.resumed_at)}  "
@@ -110,12 +110,10 @@ class RunReport(Report):
             yield f"  {phase or '–'}: {part['n']} {part['status']}{mean}{suffix}"
         if self.unrecorded != 0:
             yield f"  LM calls not recorded: {'an unknown number' if self.unrecorded is None else self.unrecorded}"
-        result = self.result or {}
-        if text := models_text(result):
-            yield f"  LM calls by model: {text}"
-        if result.get("stopped"):
-            yield f"  stopped early: {result['stopped']}"
-        yield from (f"  {line}" for line in result_lines(result))
+        if self.report is not None:
+            yield from self.report.lines()
+        elif reason := (self.result or {}).get("stopped"):
+            yield f"  stopped early: {reason}"
 
 
 class ShowRun(InExistingStore):
@@ -129,10 +127,23 @@ class ShowRun(InExistingStore):
 
         with self.opened() as store:
             run = stored_run(store, self.run_id)
-        return RunReport(**{**run, "rollouts": tuple(run["rollouts"])}, result=result_of(self.store, run))
+        result = result_of(self.store, run)
+        return RunReport(
+            **{**run, "rollouts": tuple(run["rollouts"])}, result=result, report=stored_report(run, result or {})
+        )
 
 
-def _command(run: dict[str, Any]) -> str:
+def stored_report(run: Mapping[str, Any], result: Mapping[str, Any]) -> Report | None:
+    """The stored result of a run as the report that its command returns; None if it has none, or of other keys."""
+    if not result or (words := _command(run)) not in {*COMMANDS, *SHORT_FORMS}:
+        return None
+    returned = command_class(words).run.__annotations__["return"]
+    kinds: tuple[type[Report], ...] = get_args(returned) or (returned,)
+    kind = next((kind for kind in kinds if kind.reads(result)), None)
+    return None if kind is None else kind.read(result, {"run_id": run["id"], "program": run["program"]})
+
+
+def _command(run: Mapping[str, Any]) -> str:
     """The command of a run, with the method of a training."""
     if run["kind"] == "preflight":
         return "check of train sft"

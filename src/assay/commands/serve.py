@@ -23,7 +23,7 @@ from assay.models.unrecorded import Unrecorded
 from assay.runs.scoring_settings import StoredJudge
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, function_of
-from assay.support.report import Report
+from assay.support.report import OBJECT, Report
 from assay.traces.gateway import MAX_BODY_MB
 
 if TYPE_CHECKING:
@@ -60,12 +60,9 @@ class Serving(Report):
     model: str
     run: str
     key: str | None
-    stop: Callable[[], None]
-    agents: Mapping[str, str]
-    database: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"url": self.url, "model": self.model, "run": self.run, "key": self.key}
+    stop: Callable[[], None] = field(metadata=OBJECT)
+    agents: Mapping[str, str] = field(metadata=OBJECT)
+    database: str = field(metadata=OBJECT)
 
     def warnings(self) -> Iterator[str]:
         yield f"gateway at {self.url} to {self.model}, recorded in {self.database}; Ctrl-C ends it"

@@ -3,19 +3,13 @@
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.runs.rl_settings import RLSettings, is_export
 from assay.support.options import Flag, function_of
-
-if TYPE_CHECKING:
-    from assay.optimizers.finetuning.policy_gradient import PolicyReport
-
-    Trained: TypeAlias = PolicyReport
-else:
-    Trained = Any  # so that the function's types can be read without the heavy packages
 
 
 class TrainingOutput(WithPage, JobOutput):
@@ -60,7 +54,7 @@ class TrainRL(Reported, Trusting, InStore, RLSettings):
 
     OUTPUT: ClassVar[Any] = TrainingOutput
 
-    def run(self) -> Trained:
+    def run(self) -> PolicyReport:
         from assay.runs.policy_training import train_on_export, train_on_rollouts
 
         run = train_on_export if is_export(self.program) else train_on_rollouts

@@ -6,23 +6,19 @@ Also scores a program with the old and the new weights. `assay.optimizers.finetu
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.evaluate import evaluate
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.commands.train import TrainingOutput
 from assay.errors import ConfigError
+from assay.optimizers.finetuning.report import SFTReport
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.runs.groups import Budget, JudgeModel, ProgramExecution, ProgramJob, Source, Task
 from assay.support.options import Flag, Positive, function_of, options_of
 
 if TYPE_CHECKING:
     from assay.evaluation import Progress
-    from assay.optimizers.finetuning.sft import SFTReport
-
-    Trained: TypeAlias = SFTReport
-else:
-    Trained = Any  # so that the function's types can be read without the heavy packages
 
 
 class _Comparison(ProgramJob):
@@ -86,7 +82,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
         return {**given, **({"sizes": sizes} if sizes else {}), **(self.evaluation or {}),
                 "rubric": self.rubric, "data": self.data, "store": self.store}  # fmt: skip
 
-    def run(self) -> Trained:
+    def run(self) -> SFTReport:
         from assay.optimizers.finetuning import sft
         from assay.optimizers.finetuning.data import read_sft
         from assay.optimizers.finetuning.run_folder import rank

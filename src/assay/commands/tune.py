@@ -23,6 +23,7 @@ from assay.support.names import one_of
 from assay.support.options import EXPERT, Count, Flag, Positive, function_of, options_of
 from assay.support.presets import apply_preset
 from assay.support.report import OBJECT, Table
+from assay.support.values import json_value
 
 if TYPE_CHECKING:
     from typing import Self
@@ -210,20 +211,14 @@ class TuneReport(JobReport):
         return Table(title="Pareto front", header=("trial", *self.objectives, "parameters"), rows=rows)
 
     def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.files import ended_facts, short_name, spent_facts, write_report
-        from assay.reports.studies import tuned_page, tuned_words
+        from assay.reports.files import short_name, write_report
+        from assay.reports.studies import tuned_page
 
-        data = self.to_dict()
-        best = ", ".join(f"{name} {value:.4g}" for name, value in self.best.items())
-        trials = f"{self.trials}, {self.complete} complete, {self.pruned} pruned, {self.failed} failed"
-        facts = [
-            ("Program", self.config.program), ("Model", self.config.model_name), ("Best parameters", best),
-            ("Trials", trials), *spent_facts(data), *ended_facts(data),
-            ("Artifact", str(self.artifact)),
-        ]  # fmt: skip
+        program = self.config.program
         return write_report(
-            path, "report_study.html", title=f"Agent parameters of {short_name(self.config.program)}", facts=facts,
-            page=tuned_page(data), result=tuned_words(data), notes=self.notes,
+            path, "report_study.html", title=f"Agent parameters of {short_name(program)}",
+            facts=[("Program", program), ("Model", self.config.model_name)], lines=list(self.lines()),
+            page=tuned_page(self.to_dict()),
         )  # fmt: skip
 
 
@@ -390,7 +385,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
             finished = job.finished({"apply": self.apply})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                return TuneReport.read(stored, config=config)
+                return TuneReport.read(stored, {"config": config})
             for artifact in (*config.also, *([] if self.apply is None else [self.apply])):
                 program_at(job, Point(str(artifact), {}), config)  # refused now, not after the preflight or the search
             name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
@@ -809,7 +804,7 @@ def _by_policy(
     each = min(config.tasks_per_episode or len(train), len(train))
     runs = config.samples * (len(result.history) * each + len(result.confirmed) * len(val))
     notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.accepted and e.improvement > 0)]
-    training = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
+    training = {"episodes": json_value(result.history), "confirmed": result.confirmed}
     return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, policy_training=training), result.stopped
 
 

@@ -6,7 +6,7 @@ behind the Protocol `Records`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from assay.deployment.evidence import CANDIDATE, Arms
@@ -67,9 +67,6 @@ class Decision:
     requests: Mapping[str, int] = field(default_factory=dict)
     watch: str | None = None
     replay: Mapping[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Records(Protocol):

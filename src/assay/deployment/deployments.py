@@ -28,6 +28,7 @@ from assay.deployment.registry import (
 )
 from assay.deployment.rollout_values import Covariate, arms_of, pairs_of, recorded_covariate, requests_of, units_of
 from assay.errors import ConfigError, DeploymentError
+from assay.support.values import json_value
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import present, seconds, writing
@@ -254,8 +255,7 @@ class Deployments:
                 evaluations=after.evaluations, active=None if after.status in ENDED_STATUSES else deployment.agent,
             )
         )  # fmt: skip
-        readings = [reading.to_dict() for reading in decision.readings]
-        numbers: dict[str, Any] = {"readings": readings, "requests": dict(decision.requests)}
+        numbers: dict[str, Any] = {"readings": json_value(decision.readings), "requests": dict(decision.requests)}
         if decision.watch is not None:
             numbers["watch"] = decision.watch
         if decision.replay is not None:

@@ -192,14 +192,6 @@ class Reading:
             least_error=self.least_error * math.exp(-self.least), **shares,
         )  # fmt: skip
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: what is unknown is None."""
-        return {
-            **{name: value if not isinstance(value, float) or math.isfinite(value) else None
-               for name, value in vars(self).items()},
-            "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
-        }  # fmt: skip
-
 
 SCORED_BY = (
     "score them with `rubric=…`; where its checks compare expected outputs, the calls of the agent need them "

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from assay.datasets.rows import near_notes
 from assay.errors import ConfigError, spoken
-from assay.reports.markdown import cost_words, models_text
+from assay.reports.markdown import cost_words, models_text, split_notes
 from assay.reports.rendering import page_environment, stylesheet
 from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
 from assay.support.numbers import calls_text
 from assay.support.places import is_other_file, write_whole
+from assay.support.report import Table
 from assay.traces.store.evaluations import Evaluated
 from assay.traces.store.sealing import openings_line
 from assay.traces.store.store import StoreReads
@@ -34,7 +34,7 @@ ROWS = 300  # tasks in one file
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The page of a job's report, without its notes.
+    """The page of a job's report, without the lines that the command prints.
 
     Attributes:
         template, title, facts: see `write_report`; `values` are the further values of the template.
@@ -43,7 +43,7 @@ class Page:
 
     template: str
     title: str
-    facts: Sequence[Fact]
+    facts: Sequence[Fact] = ()
     values: Mapping[str, Any]
     runs: Sequence[str]
 
@@ -103,25 +103,34 @@ def scores_of(store: StoreReads, run_id: str, evaluated: Evaluated, *, rows: int
 
 
 def write_report(
-    path: str | Path, template: str, *, title: str, facts: Sequence[Fact], notes: Sequence[str] = (), **values: Any
+    path: str | Path,
+    template: str,
+    *,
+    title: str,
+    facts: Sequence[Fact] = (),
+    lines: Sequence[str | Table] = (),
+    notes: Sequence[str] = (),
+    **values: Any,
 ) -> Path:
     """Writes a report.
 
     Args:
         template: a file in `templates`, which extends `report.html`.
         facts: names and texts of the list at its top.
-        notes: sentences at its end.
+        lines: of the report; its notes are at the end.
+        notes: more sentences at its end.
     Raises:
         ConfigError: the file cannot be written, or it exists and its name does not end in `.html`.
         WriteFailed: the disk is full.
     """
     if is_other_file(path, ".html"):
         raise ConfigError(f"{path} exists and is not overwritten, because its name does not end in .html")
+    body, noted = split_notes(spoken(line, str) if isinstance(line, str) else line for line in lines)
     style = stylesheet().decode()
     digest = base64.b64encode(sha256(style.encode()).digest()).decode()
     text = _environment().get_template(template).render(
-        title=title, facts=facts, notes=[spoken(note, str) for note in notes], style=Markup(style),
-        style_sha256=digest, **values,
+        title=title, facts=facts, lines=body, notes=[spoken(note, str) for note in [*noted, *notes]],
+        style=Markup(style), style_sha256=digest, **values,
     )  # fmt: skip
     write_whole(path, text.encode("utf-8", "replace"))
     return Path(path)
@@ -135,12 +144,8 @@ def short_name(program: str) -> str:
 def spent_facts(data: Mapping[str, Any]) -> list[Fact]:
     """LM calls, tokens and dollars of a report; by model if several answered."""
     text = f"LM calls: {calls_text(data['calls'], data['cached'])}; {data['tokens']:,} tokens"
-    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}"), *called_facts(data)]
-
-
-def called_facts(data: Mapping[str, Any], label: str = "LM calls by model") -> list[Fact]:
-    """LM calls by model, if several answered."""
-    return [(label, text)] if (text := models_text(data)) else []
+    called = [("LM calls by model", called)] if (called := models_text(data)) else []
+    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}"), *called]
 
 
 def ended_facts(data: Mapping[str, Any]) -> list[Fact]:
@@ -148,11 +153,6 @@ def ended_facts(data: Mapping[str, Any]) -> list[Fact]:
     stopped = [("Stopped early", spoken(str(data["stopped"]), str))] if data["stopped"] else []
     opened = [("Test split", openings_line(data["test_openings"]))] if data.get("test_openings") else []
     return [*stopped, *opened]
-
-
-def page_notes(data: Mapping[str, Any]) -> list[str]:
-    """What limits the result, as the command prints it."""
-    return [*data.get("alarms", ()), *data["notes"], *near_notes(data["data"])]
 
 
 @cache

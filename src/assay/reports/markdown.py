@@ -1,6 +1,6 @@
 """Reports as text: rounded figures with their intervals, and the page `report.md` of an artifact."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.reports.texts import readable
@@ -116,13 +116,21 @@ def markdown(report: Report, *, title: str, about: str) -> str:
     Args:
         about: a paragraph under the title.
     """
-    parts, items = [f"# {title}", about], list[str]()
-    for line in report.lines():
+    lines, notes = split_notes(report.lines())
+    parts = [f"# {title}", about, *(line if isinstance(line, str) else _table(line) for line in lines)]
+    items = "\n".join(f"- {note}" for note in notes)
+    return "\n\n".join([*parts, *(["## Notes", items] if items else [])]) + "\n"
+
+
+def split_notes(lines: Iterable[str | Table]) -> tuple[list[str | Table], list[str]]:
+    """The lines of a report without its notes, and the notes, which stand at the end of a page."""
+    body, notes = list[str | Table](), list[str]()
+    for line in lines:
         if isinstance(line, str) and line.startswith("note: "):
-            items.append(f"- {line.removeprefix('note: ')}")
+            notes.append(line.removeprefix("note: "))
         else:
-            parts.append(line if isinstance(line, str) else _table(line))
-    return "\n\n".join([*parts, *(["## Notes", "\n".join(items)] if items else [])]) + "\n"
+            body.append(line)
+    return body, notes
 
 
 def _table(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""The result of a run in a few lines, from its report."""
+"""The result of a run or an artifact in a few words, from its report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def _score_of(sides: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Score, agreement, attacks, gain and artifact of a run, where its report has them."""
+    """Score, agreement and gain of an artifact, where its report has them."""
     test = report.get("test") or {}
     after = test.get("compiled") or test.get("tuned") or {}
     if isinstance(after.get("score"), float):
@@ -45,15 +45,6 @@ def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
         value, reach = figure(agreement[measure]), figure(card["ceiling"][measure])
         items = f"{agreement['n']} items of {card['split']}"
         yield f"{name} with raters: {value} on {items}; raters with each other: {reach}"
-    if attacks := report.get("attacks"):
-        failed = [name for name, entry in attacks.items() if not entry["passed"]]
-        yield f"{len(failed)} of {len(attacks)} attacks failed" + (f": {', '.join(failed)}" if failed else "")
-    if "cusum" in report:
-        from assay.reports.cards import drift_facts  # imports numpy
-
-        yield f"{'drifted' if report['alarms'] else 'no drift'}: {drift_facts(report)}"
     for name, gain in (("gate", report.get("gate")), ("test", test.get("gain"))):
         if gain and gain.get("mean") is not None:
             yield f"gain on {name}: {with_interval({**gain, 'n': None})}"
-    if report.get("artifact"):
-        yield f"artifact: {report['artifact']}"

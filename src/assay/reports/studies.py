@@ -246,7 +246,7 @@ def effect_charts(effects: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
     """Small charts of the effect of each parameter alone, by metric.
 
     Args:
-        effects: `assay.optimizers.parameters.impact.Effect.to_dict()` of each value.
+        effects: fields of `assay.optimizers.parameters.impact.Effect` of each value.
         names: of the metrics.
     """
     parameters = list(dict.fromkeys(effect["parameter"] for effect in effects))

@@ -4,7 +4,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from assay.rubrics import checks
@@ -39,9 +39,6 @@ class Finding:
     criterion: str
     rule: str
     text: str
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def lint_rubric(rubric: Rubric, *, used: Callable[[str], str] | None = None) -> list[Finding]:

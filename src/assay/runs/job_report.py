@@ -33,14 +33,14 @@ class EndedReport(Report):
         raise NotImplementedError(f"{type(self).__name__} has no page")
 
     def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.files import page_notes, write_report
+        from assay.reports.files import write_report
         from assay.traces import Store
 
         with Store(store) as opened:
             page = self.page_of(opened)
             opened.put_report(path, *page.runs)
-        notes = page_notes(self.to_dict())
-        return write_report(path, page.template, title=page.title, facts=page.facts, notes=notes, **page.values)
+        lines = list(self.lines())
+        return write_report(path, page.template, title=page.title, facts=page.facts, lines=lines, **page.values)
 
     def called(self) -> Iterator[str]:
         """LM calls by model, if several answered."""

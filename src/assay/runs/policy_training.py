@@ -19,7 +19,8 @@ from assay.evaluation import Progress, SilentProgress
 from assay.models.roles import is_embedded
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
-from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
+from assay.optimizers.finetuning.policy_gradient import train_policy
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, export_temperature

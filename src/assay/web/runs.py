@@ -10,13 +10,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.cli.repeat import resume_command, run_command, spoken_by_run
+from assay.commands.runs import stored_report
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
-from assay.reports.results import RunScores, result_lines, run_scores
+from assay.reports.results import RunScores, run_scores
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, Clipped, preview, setting_texts
 from assay.reports.training import TrainingPage, training_page, unfinished_page
 from assay.reports.training_log import TrainingProgress, read_training_log
+from assay.support.report import Table
 from assay.support.times import since
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.evaluations import evaluations_of, is_training, mean_scores
@@ -138,6 +140,7 @@ RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs
 _ROWS, _TASKS = 50, 100
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
+_DRAWN = ("compile", "evaluate", "train", "tune")  # have charts and tables of their own
 STATUSES = ("running", "done", "stopped", "failed")
 
 
@@ -213,6 +216,7 @@ def run_page(
     running, stopped = run["status"] == "running", report.get("stopped") or _failure(run, where) or ""
     trained = training_of(store, run, report, run_folder(where, run["id"]))
     judges = judges_of(store, run)
+    lines = [] if run["kind"] in _DRAWN else list(_lines(run, report))
     return View(
         template="run.html",
         title=f"Run {run['id']}",
@@ -237,8 +241,9 @@ def run_page(
             "settings": _settings(run["config"]),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
-            "results": list(result_lines(report)),
-            "notes": notes_of(run, report, alarms=trained is None),  # a training shows its alarms above its curves
+            "lines": lines,
+            # a training shows its alarms above its curves
+            "notes": [] if lines else notes_of(run, report, alarms=trained is None),
             "stopped": spoken_by_run(run["kind"], run["config"], stopped),
             "has_report": bool(report),
             "commands": list(_commands(store, run, report, judges, store_flag)),
@@ -267,6 +272,13 @@ def _commands(
         yield "Run it anew", again
     store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
     yield "Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"
+
+
+def _lines(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str | Table]:
+    """The result of a run as its command prints it."""
+    result = stored_report(run, report)
+    for line in () if result is None else result.lines():
+        yield line if isinstance(line, Table) else spoken_by_run(run["kind"], run["config"], line)
 
 
 def notes_of(run: Mapping[str, Any], report: Mapping[str, Any], *, alarms: bool = True) -> list[str]:

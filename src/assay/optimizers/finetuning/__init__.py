@@ -9,19 +9,21 @@ from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.optimizers.finetuning.data import TrainingData, read_sft
-    from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
+    from assay.optimizers.finetuning.policy_gradient import train_policy
     from assay.optimizers.finetuning.provider import TRLProvider
+    from assay.optimizers.finetuning.report import PolicyReport, SFTReport
     from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
-    from assay.optimizers.finetuning.sft import SFTReport, train_sft
+    from assay.optimizers.finetuning.sft import train_sft
 else:
     __getattr__, __dir__ = attach(
         __name__,
         {
             "data": "TrainingData read_sft",
-            "policy_gradient": "PolicyReport train_policy",
+            "policy_gradient": "train_policy",
             "provider": "TRLProvider",
+            "report": "PolicyReport SFTReport",
             "settings": "PolicySettings SFTSettings",
-            "sft": "SFTReport train_sft",
+            "sft": "train_sft",
         },
     )
 

@@ -6,21 +6,18 @@ import math
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from assay.datasets.schedule import promotion_score
-from assay.errors import AssayError, Cancelled, ConfigError, DataError, Diverged, StopRun
+from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, evaluate_weights
-from assay.optimizers.finetuning.report import TrainingReport
-from assay.optimizers.finetuning.rows import RowStats
+from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.run_folder import (
     POLICY_MEMORY,
     keep_trained,
@@ -36,9 +33,8 @@ from assay.optimizers.finetuning.run_folder import (
 )
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, job_of
-from assay.reports.training import constant_reward, curves_of, of_other_seeds, write_training
+from assay.reports.training import curves_of
 from assay.reports.training_log import TrainingLog
-from assay.support.numbers import counted, figure
 from assay.support.values import json_text
 
 # -- Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.
@@ -281,7 +277,7 @@ class TrainingMonitor:
         return bool(most <= (_CONVERGED if interval.low <= 0 <= interval.high else _SMALL))
 
 
-# -- Report, page and printed table of a policy gradient training. Does not train.
+# -- Table printed during a policy gradient training.
 
 
 _COLUMNS = {
@@ -296,40 +292,6 @@ _COLUMNS = {
     "step_time": "seconds",
 }
 HEADING = f"{'step':>5}" + "".join(f"{label:>9}" for label in _COLUMNS.values())
-
-
-@dataclass(repr=False)
-class PolicyReport(TrainingReport):
-    """Result of `train_policy`. `curves[name][step]` are the logged values."""
-
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
-    converged: bool | None = None
-    row_stats: RowStats = field(default_factory=RowStats)
-    report: Path | None = None
-    curriculum: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {name: value for name, value in super().to_dict().items() if name != "row_stats"}
-        return {**values, **self.row_stats.to_dict(), "report": str(self.report) if self.report else None}
-
-    def summary(self, data: Mapping[str, Any]) -> Iterator[str]:
-        seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
-        made = f"{counted(data['steps'], 'steps')}, {counted(data['rollouts'], 'rollouts')}, {data['calls']} calls"
-        yield f"{made} trained on ({seconds}); weights of step {data['best_step']}"
-        if (reward := constant_reward(self.curves)) is not None:
-            yield f"nothing was learned: every rollout had the reward {figure(reward)}"
-            return
-        words = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}
-        yield f"{words[self.converged]}: the mean reward of the last ten steps, compared with that of the ten before"
-
-    def write_own_page(self) -> None:
-        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
-        try:
-            content = self.to_dict()
-            reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
-            self.report = write_training(self.path / "training.html", content, reports)
-        except AssayError as error:
-            self.notes.append(f"no page was written: {error}")
 
 
 def table_row(step: int, values: Mapping[str, float]) -> str:
@@ -664,7 +626,7 @@ class _Training:
             "best": self.best,
             "curriculum": None if self.schedule is None else self.schedule.state(),
             "kept_at": self.first_scores,
-            "tally": self.source.row_stats.to_dict(),
+            "tally": self.source.row_stats,
         }
         (folder / _NOTES).write_text(json_text(state), encoding="utf-8")
 

@@ -1,23 +1,21 @@
-"""What the reports of all trainings have: the lines for people, and the page."""
+"""Reports of trainings: their JSON, the lines for people, and the page."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Self
 
+from assay.errors import AssayError
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
-from assay.reports.markdown import curriculum_lines
-from assay.reports.trained import compared_runs, trained_tasks
-from assay.reports.training import in_numbers, write_training
-from assay.support.report import Report, Table
-from assay.support.reprs import ReportRepr
-from assay.traces import Store
-from assay.traces.store.sealing import openings_line
+from assay.support.numbers import counted, figure
+from assay.support.report import OBJECT, Report, Table
+from assay.support.values import json_value
 
 
 @dataclass(repr=False)
-class TrainingReport(ReportRepr):
-    """A report of `assay.support.report`, which grows while the training runs.
+class TrainingReport(Report):
+    """What the reports of all trainings have. A report grows while the training runs.
 
     Attributes:
         name: the model to serve; None for a base model that is not embedded, where `path` is PEFT's folder.
@@ -29,7 +27,7 @@ class TrainingReport(ReportRepr):
 
     name: str | None
     path: Path
-    config: PolicySettings | SFTSettings
+    config: PolicySettings | SFTSettings  # a mapping in a report that was read from the store
     steps: int = 0
     best_step: int | None = None
     agreement: float | None = None
@@ -39,25 +37,15 @@ class TrainingReport(ReportRepr):
     test_openings: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    is_list: ClassVar[bool] = Report.is_list
-    is_data: ClassVar[bool] = Report.is_data
-    is_stream: ClassVar[bool] = Report.is_stream
-    none: ClassVar[str] = Report.none
-    has_key: ClassVar[bool] = Report.has_key
-    failure: ClassVar[str] = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "path": str(self.path), "config": asdict(self.config)}
-
     def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
         """The lines of this kind of training."""
         raise NotImplementedError
 
-    def warnings(self) -> Iterator[str]:
-        yield from ()
-
     def lines(self) -> Iterator[str | Table]:
+        from assay.reports.markdown import curriculum_lines
+        from assay.reports.training import in_numbers
+        from assay.traces.store.sealing import openings_line
+
         data = self.to_dict()
         for title, modes in data["validation"].items():
             rows = [list(row) for row in in_numbers(modes)]
@@ -88,9 +76,114 @@ class TrainingReport(ReportRepr):
         Raises:
             ConfigError: the file cannot be written.
         """
+        from assay.reports.trained import compared_runs, trained_tasks
+        from assay.reports.training import write_training
+        from assay.traces import Store
+
         data, tasks = self.to_dict(), []
         if data["validation"]:  # a training on an export has none, and then the store is not needed
             with Store(store) as opened:
                 tasks = trained_tasks(opened, data["validation"])
                 opened.put_report(path, *compared_runs(data["validation"]))
         return write_training(Path(path), data, tasks=tasks)
+
+
+@dataclass
+class RowStats:
+    """Counts and times of a source of rows. `left_out` counts rollouts and calls not trained on, by reason."""
+
+    rollouts: int = 0
+    calls: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the counts of a stored report or checkpoint."""
+        self.rollouts, self.calls, self.samples = state["rollouts"], state["calls"], state["samples"]
+        self.seconds, self.left_out = dict(state["seconds"]), Counter(state["left_out"])
+
+    @property
+    def counts(self) -> tuple[int, int, dict[str, int]]:
+        return self.rollouts, self.calls, dict(self.left_out)
+
+    def set_sum(self, counts: Sequence[tuple[int, int, dict[str, int]]]) -> None:
+        """Replaces the counts by the sums of those of all processes."""
+        self.rollouts, self.calls = sum(each[0] for each in counts), sum(each[1] for each in counts)
+        self.left_out = sum((Counter(each[2]) for each in counts), Counter())
+
+    def spend(self, activity: str, seconds: float) -> None:
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
+
+
+@dataclass(repr=False)
+class PolicyReport(TrainingReport):
+    """Result of `train_policy`. `curves[name][step]` are the logged values; the counts of `row_stats` are JSON keys."""
+
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    converged: bool | None = None
+    row_stats: RowStats = field(default_factory=RowStats, metadata=OBJECT)
+    report: Path | None = None
+    curriculum: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), **json_value(self.row_stats)}
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:
+        counts = RowStats()
+        counts.restore(stored)
+        return super().read(stored, {**(objects or {}), "row_stats": counts})
+
+    def summary(self, data: Mapping[str, Any]) -> Iterator[str]:
+        from assay.reports.training import constant_reward
+
+        seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
+        made = f"{counted(data['steps'], 'steps')}, {counted(data['rollouts'], 'rollouts')}, {data['calls']} calls"
+        yield f"{made} trained on ({seconds}); weights of step {data['best_step']}"
+        if (reward := constant_reward(self.curves)) is not None:
+            yield f"nothing was learned: every rollout had the reward {figure(reward)}"
+            return
+        words = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}
+        yield f"{words[self.converged]}: the mean reward of the last ten steps, compared with that of the ten before"
+
+    def write_own_page(self) -> None:
+        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
+        from assay.models.lora.adapters import list_adapters
+        from assay.reports.training import of_other_seeds, write_training
+
+        try:
+            content = self.to_dict()
+            reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
+            self.report = write_training(self.path / "training.html", content, reports)
+        except AssayError as error:
+            self.notes.append(f"no page was written: {error}")
+
+
+@dataclass(kw_only=True, repr=False)
+class SFTReport(TrainingReport):
+    """Result of `train_sft`.
+
+    `loss` and `held_out_loss` are mean negative log-likelihoods per completion token, by step. `validation` and
+    `test_openings` are those of a program before and after, where `assay.train_sft` was given one.
+    """
+
+    rows: int
+    held_out_rows: int
+    tasks: int
+    left_out: Mapping[str, int]
+    loss: dict[int, float] = field(default_factory=dict)
+    held_out_loss: dict[int, float] = field(default_factory=dict)
+
+    def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
+        rows = []
+        for step in sorted(self.held_out_loss) or sorted(self.loss)[:: max(1, len(self.loss) // 8)]:
+            nearest = max((at for at in self.loss if at <= step), default=None)
+            held_out = f"{self.held_out_loss[step]:.3f}" if step in self.held_out_loss else ""
+            rows.append((str(step), "" if nearest is None else f"{self.loss[nearest]:.3f}", held_out))
+        title = "mean loss of a completion's token"
+        yield Table(title=title, rows=rows, header=("step", "loss", "held out"), strong=[str(self.best_step)])
+        yield (
+            f"{counted(self.rows, 'rows')} trained on, {self.held_out_rows} held out, of "
+            f"{counted(self.tasks, 'tasks')}; {counted(self.steps, 'steps')}, the best is {self.best_step}"
+        )

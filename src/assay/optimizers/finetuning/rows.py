@@ -41,37 +41,6 @@ class Row:
     rollout: str = ""
 
 
-@dataclass
-class RowStats:
-    """Counts and times of a source of rows. `left_out` counts rollouts and calls not trained on, by reason."""
-
-    rollouts: int = 0
-    calls: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "seconds": dict(self.seconds), "left_out": dict(self.left_out)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the output of `to_dict`."""
-        self.rollouts, self.calls, self.samples = state["rollouts"], state["calls"], state["samples"]
-        self.seconds, self.left_out = dict(state["seconds"]), Counter(state["left_out"])
-
-    @property
-    def counts(self) -> tuple[int, int, dict[str, int]]:
-        return self.rollouts, self.calls, dict(self.left_out)
-
-    def set_sum(self, counts: Sequence[tuple[int, int, dict[str, int]]]) -> None:
-        """Replaces the counts by the sums of those of all processes."""
-        self.rollouts, self.calls = sum(each[0] for each in counts), sum(each[1] for each in counts)
-        self.left_out = sum((Counter(each[2]) for each in counts), Counter())
-
-    def spend(self, activity: str, seconds: float) -> None:
-        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
-
-
 @dataclass(kw_only=True)
 class Trajectory:
     """A rollout for credit assignment.

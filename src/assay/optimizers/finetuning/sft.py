@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from assay.evaluation.progress import Progress, default_progress
 from assay.models.chat_templates import template_of_tokenizer
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.data import TrainingData, completion_row, conversation_rows, read_sft, trained_turns
-from assay.optimizers.finetuning.report import TrainingReport
+from assay.optimizers.finetuning.report import SFTReport
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
     keep_trained,
@@ -31,7 +31,6 @@ from assay.optimizers.finetuning.run_folder import (
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted
-from assay.support.report import Table
 from assay.traces.export.rendering import RowRenderer
 
 # -- Loss curves of supervised fine-tuning, the alarms they raise, and the end at a loss that is not finite.
@@ -125,38 +124,6 @@ class LossMonitor:
 
 _PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.cpp
 _MOST_ROWS = 4  # rows of a forward pass at most; the rest of a batch is accumulated
-
-
-@dataclass(kw_only=True, repr=False)
-class SFTReport(TrainingReport):
-    """Result of `train_sft`.
-
-    `loss` and `held_out_loss` are mean negative log-likelihoods per completion token, by step. `validation` and
-    `test_openings` are those of a program before and after, where `assay.train_sft` was given one.
-    """
-
-    rows: int
-    held_out_rows: int
-    tasks: int
-    left_out: Counter[str]
-    loss: dict[int, float] = field(default_factory=dict)
-    held_out_loss: dict[int, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "left_out": dict(self.left_out)}
-
-    def summary(self, data: Mapping[str, Any]) -> Iterator[str | Table]:
-        rows = []
-        for step in sorted(self.held_out_loss) or sorted(self.loss)[:: max(1, len(self.loss) // 8)]:
-            nearest = max((at for at in self.loss if at <= step), default=None)
-            held_out = f"{self.held_out_loss[step]:.3f}" if step in self.held_out_loss else ""
-            rows.append((str(step), "" if nearest is None else f"{self.loss[nearest]:.3f}", held_out))
-        title = "mean loss of a completion's token"
-        yield Table(title=title, rows=rows, header=("step", "loss", "held out"), strong=[str(self.best_step)])
-        yield (
-            f"{counted(self.rows, 'rows')} trained on, {self.held_out_rows} held out, of "
-            f"{counted(self.tasks, 'tasks')}; {counted(self.steps, 'steps')}, the best is {self.best_step}"
-        )
 
 
 def train_sft(

@@ -20,10 +20,10 @@ from assay.models.registry import spec
 from assay.optimizers.finetuning.base import Policy, tokenizer_sha
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import PolicyEngine, Run, TimeoutPool
+from assay.optimizers.finetuning.report import RowStats
 from assay.optimizers.finetuning.rows import (
     Credit,
     Row,
-    RowStats,
     Trajectory,
     ValueMemory,
     add_hidden,

@@ -18,6 +18,7 @@ from assay.optimizers.parameters.results import first_by_task, state_name
 from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.reports.files import write_report
 from assay.reports.studies import FEWEST, EffectRow, StudyTrial, effect_charts, study_page
+from assay.support.values import json_value
 
 _RESAMPLES = 200
 _EXTRA = ("tokens", "seconds")
@@ -42,9 +43,6 @@ class Effect:
             return "–"
         moved = change["low"] is not None and change["high"] is not None and change["low"] * change["high"] > 0
         return (f"{value:.2f}" if name in METRICS else f"{value:.0f}") + ("*" if moved else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,9 @@ class Impact:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        effects = [effect.to_dict() for effect in self.effects]
-        start = {**self.start.to_dict(), "metrics": self.before}
-        return {
-            "start": start,
-            "n": self.n,
-            "without_effect": self.without_effect,
-            "failed": self.failed,
-            "effects": effects,
-        }
+        data: dict[str, Any] = json_value(self)
+        data["start"]["metrics"] = data.pop("before")
+        return data
 
 
 def impact(
@@ -278,7 +270,7 @@ def _effects(impact: Impact) -> dict[str, Any]:
     rows = [EffectRow(parameter=e.parameter, value=in_figures(e.value), cells=list(map(e.cell, names)))
             for e in impact.effects]  # fmt: skip
     return {
-        "effects": effect_charts([effect.to_dict() for effect in impact.effects], names),
+        "effects": effect_charts(list(map(vars, impact.effects)), names),
         "effects_note": f"{impact.n} tasks; bars are 95 % intervals. The start: {start}.{idle_note}",
         "effect_names": names,
         "effect_rows": [EffectRow(parameter="start", value="", cells=before), *rows],

@@ -7,7 +7,7 @@ one is tried.
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.support.numbers import signed
 from assay.support.options import takes
 from assay.support.reprs import ReportRepr, measure_text
+from assay.support.values import json_value
 
 # -- The adjuster's network: maps metrics and parameters of an agent to changes of the parameters. Does not run agents.
 
@@ -180,12 +181,6 @@ class Episode:
     meaning: str
     unscored: int = 0
     why: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            name: dict(value) if isinstance(value, Mapping) else None if value != value else value
-            for name, value in vars(self).items()
-        }
 
 
 @dataclass
@@ -602,15 +597,7 @@ class HeldOutReport(ReportRepr):
     unscored: int
 
     def to_dict(self) -> dict[str, Any]:
-        fields = {
-            **vars(self),
-            "before_interval": list(self.before_interval),
-            "after_interval": list(self.after_interval),
-            "gain": self.gain.to_dict(),
-        }
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in fields.items()
-        }
+        return dict(json_value({**asdict(self), "gain": self.gain.to_dict()}))
 
     def _facts(self) -> list[tuple[str, str]]:
         data = self.to_dict()
@@ -687,7 +674,8 @@ class RLTrainer:
     @property
     def training_history(self) -> list[dict[str, Any]]:
         """Metrics, parameters, adjustments and improvement of every episode, also after an exception."""
-        return [] if self.outcome is None else [episode.to_dict() for episode in self.outcome.history]
+        history: list[dict[str, Any]] = json_value([] if self.outcome is None else self.outcome.history)
+        return history
 
     def train(
         self,

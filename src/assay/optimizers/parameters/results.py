@@ -128,7 +128,7 @@ class TrialResult:
     def to_dict(self) -> dict[str, Any]:
         return {
             "number": self.number,
-            **self.point.to_dict(),
+            **vars(self.point),
             "state": self.state,
             "values": dict(self.values),
             "n": len(self.scores),

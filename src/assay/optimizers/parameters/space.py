@@ -28,9 +28,6 @@ class Point:
     program: str
     parameters: Mapping[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"program": self.program, "parameters": dict(self.parameters)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
