@@ -1,13 +1,17 @@
 """The command line that is made from the settings classes."""
 
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import command_of, group
-from assay.commands import COMMANDS, GROUPS
+from assay.commands import COMMANDS, GROUPS, command_class
 from assay.errors import AssayError
+from assay.support.options import options_of
+
+EVERY_OPTION = {name for words in COMMANDS for name in options_of(command_class(words))}
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +41,17 @@ def test_each_option_of_a_command_has_a_help_text(words: str) -> None:
     command = command_of(words.split())
     assert command is not None
     assert [item.name for item in command.params if getattr(item, "help", "text") == ""] == []
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help_names_settings_as_flags_that_the_command_has(words: str) -> None:
+    command, own = command_of(words.split()), options_of(command_class(words))
+    texts = [command.help, *(getattr(parameter, "help", "") for parameter in command.params)]
+    assert [name for text in texts for name in re.findall(r"`(\w+)`", text or "") if name in own] == []
+    named = {name for option in own.values() for name in re.findall(r"`(\w+_\w+)", option.help)}
+    assert named & EVERY_OPTION <= own.keys()
+    headings = {getattr(parameter, "group", "Output") for parameter in command.params}
+    assert [heading for heading in headings if len(heading.split()) > 12 or ". " in heading] == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ click splits words, and checks nothing. Exit codes are 2 for wrong usage and 1 f
 """
 
 import ast
+import inspect
 import json
 import os
 import signal
@@ -173,7 +174,7 @@ def _command(words: str) -> click.Command:
     parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
 
     run = _Run(words, command, fixed, output, options, path, stored, broken)
-    text = (command.__doc__ or "").partition("\n    Raises:")[0]
+    text = inspect.cleandoc(command.__doc__ or "").partition("\nRaises:")[0]
     text = spoken(text, lambda name: _flag(options, name))
     return _Command(
         words, callback=run, params=parameters, help=text, epilog=short_forms(words), context_settings=_HELP

@@ -193,8 +193,8 @@ class JudgeModel(Settings):
     judge_model: str | None = None
     """Language model of the rubric's judges; by default the one that a judge's file names, else the program's."""
     judge_api_base: Address = None
-    """Base URL of an OpenAI-compatible server for the judges' model. By default that of `api_base`; 'provider': the
-    provider's own address."""
+    """Base URL of an OpenAI-compatible server for the judges' model. By default that of the program's model;
+    'provider': the provider's own address."""
     judge_api_key_env: KeyVariable = None
     """Environment variable with the API key for the judges' model; by default the provider's usual one."""
     judge_thinking: Budget = None
@@ -228,8 +228,8 @@ class ReflectionModel(Settings):
     reflection_model: str | None = None
     """Language model that proposes instructions; by default that of the program."""
     reflection_api_base: Address = None
-    """Base URL of an OpenAI-compatible server for the reflection model. By default that of `api_base`; 'provider': the
-    provider's own address."""
+    """Base URL of an OpenAI-compatible server for the reflection model. By default that of the program's model;
+    'provider': the provider's own address."""
     reflection_api_key_env: KeyVariable = None
     """Environment variable with the API key for the reflection model; by default the provider's usual one."""
     reflection_thinking: Budget = None

@@ -305,7 +305,8 @@ def options_of(kind: Any) -> Mapping[str, Option]:
 
 def _option(kind: Any, item: "Field[Any]", annotation: Any, help: str) -> Option:
     owner = next(base for base in kind.__mro__[::-1] if item.name in getattr(base, "__dataclass_fields__", {}))
-    group = "" if owner is kind else str(owner.__doc__).partition("\n")[0].rstrip(".")
+    is_own = owner is kind or hasattr(owner, "run")  # a command that inherits another one has its options as own
+    group = "" if is_own else str(owner.__doc__).partition("\n")[0].rstrip(".")
     default = item.default if item.default_factory is MISSING else item.default_factory()
     return option_of(item.name, annotation, default, help, group, positional=not item.kw_only)
 

@@ -26,7 +26,10 @@ _Length = Annotated[int, Ge(16)]
 
 
 class SFTSettings(Settings):
-    """Supervised fine-tuning. LoRA's alpha is twice its rank."""
+    """Weight update by supervised fine-tuning.
+
+    LoRA's alpha is twice its rank.
+    """
 
     model: str = DEFAULT_MODEL
     """Model to train, embedded or of the hub; adapters in its name are merged first."""
