@@ -81,6 +81,8 @@ COMMANDS = [
     "run math_qa 'what is 1+1'",
     "run math_qa --file items.jsonl --out file/x",
     "run math_qa --file items.jsonl --out ./items.jsonl",
+    "run math_qa --file items.jsonl --out rubric.yaml",
+    "judge score 'Is it 2?' --data items.jsonl --out rubric.yaml",
     "judge card nosuch",
     "judge audit 'Is it kind?' --cases a --labels b",
     "judge score 'Is it 2?' --data items.jsonl --out file/x",

@@ -373,14 +373,14 @@ class RunProgram(Reported, Predictor):
 
     def _rows(self, file: str) -> RowsReport:
         """Writes one line per row."""
-        from assay.support.places import check_writable, no_such_file
+        from assay.support.places import check_new_file, no_such_file
         from assay.support.scrubbing import results
 
         failed, called, program = 0, Called(), str(self.program)
         if file != "-" and ":" not in file and not Path(file).exists():
             raise DataError(no_such_file(file))
         if self.out:
-            check_writable(self.out, "out", inputs=(file, program, program.rpartition(":")[0]))
+            check_new_file(self.out, "out", inputs=(file, program, program.rpartition(":")[0]))
         rows = Path(file) if file != "-" and Path(file).is_file() else None
         # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before
         # anything is run or written.
