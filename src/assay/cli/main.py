@@ -172,6 +172,9 @@ def _command(words: str) -> click.Command:
     own |= {name: replace(own[name], default=value) for name, value in fixed.items()}
     options = {**own, **{name: replace(option, group="Output") for name, option in options_of(output).items()}}
     parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
+    for parameter in parameters:
+        if parameter.name in fixed:
+            vars(parameter)["hidden"] = True  # what a short form stands for
 
     run = _Run(words, command, fixed, output, options, path, stored, broken)
     text = inspect.cleandoc(command.__doc__ or "").partition("\nRaises:")[0]
@@ -243,6 +246,7 @@ class _Run:
                 stack.enter_context(trusting(bool(parsed.get("trust"))))
                 if self.broken is not None:
                     raise self.broken
+                self._check_fixed(parsed)
                 if self.path is not None:
                     echo(f"settings: {self.path}", err=True)
                     demand_trust(self.path, self.words, used)
@@ -274,6 +278,17 @@ class _Run:
                 raise
             if report.failure:
                 raise _Failure(spoken(report.failure, names))
+
+
+    def _check_fixed(self, parsed: Mapping[str, Any]) -> None:
+        """Refuses another value of what a short form sets."""
+        for name, value in self.fixed.items():
+            if parsed.get(name, value) != value:
+                long = long_form(self.words)[0]
+                flag = _flag(self.options, f"{name}={parsed[name]!r}")
+                raise ConfigError(
+                    f"`assay {self.words}` sets it to {value}", field=name, hint=f"Use `assay {long} {flag}`"
+                )
 
 
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
