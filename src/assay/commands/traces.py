@@ -558,9 +558,9 @@ class ErasureReport(Report):
     def lines(self) -> Iterator[str]:
         yield f"{counted(self.removed, 'rollouts')} of {self.subject!r} removed"
         yield (
-            f"{counted(self.facts_removed, 'remembered facts')}, "
-            f"{counted(self.prompts_emptied, 'prompts')} of other rollouts that contained their tasks emptied, "
-            f"{counted(self.cached_answers_removed, 'cached answers')} removed"
+            f"{counted(self.facts_removed, 'remembered facts')} and "
+            f"{counted(self.cached_answers_removed, 'cached answers')} removed; "
+            f"{counted(self.prompts_emptied, 'prompts')} of other rollouts that contained their tasks emptied"
         )
         if self.unowned_answers_removed:
             answers = counted(self.unowned_answers_removed, "cached answers")
@@ -590,7 +590,17 @@ class ErasureReport(Report):
         for folder in left["models"]:
             yield f"not known of what it was made: the model {folder}, which a training started from"
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing of the person was there."""
+        counts = (self.removed, self.facts_removed, self.prompts_emptied, self.cached_answers_removed)
+        lists = (self.quoting_facts, self.naming_facts, self.made_from_them, self.runs_on_them, self.versions)
+        texts = (*self.emptied.values(), self.holding, self.not_searched["tasks_without_texts"])
+        return not any((*counts, *lists, *texts))
+
     def warnings(self) -> Iterator[str]:
+        if self.is_unknown:
+            yield f"WARNING: the store has nothing of {self.subject!r}. Check the name, and `tenant` if it was given"
         if self.not_searched["free_pages"]:
             yield "WARNING: the database is in use, so its free pages were not removed: repeat this later"
         for version in (row["version"] for row in self.versions if row["is_champion"]):
