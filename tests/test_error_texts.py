@@ -83,6 +83,8 @@ COMMANDS = [
     "run math_qa --file items.jsonl --out ./items.jsonl",
     "run math_qa --file items.jsonl --out rubric.yaml",
     f"train grpo {JOB} --name x --method ppo",
+    f"train grpo {JOB} --name ../x",
+    "train sft rows --name a/b",
     f"train rl {JOB} --name x --method pppo",
     f"train rl {JOB} --name x --method tune",
     f"train rl {JOB} --name x --method mine.toml",

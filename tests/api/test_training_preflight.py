@@ -14,6 +14,7 @@ from assay.errors import ConfigError, ModelError, NoModelFile, RubricError
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy
 from assay.optimizers.finetuning.base import load_policy
+from assay.traces import Store
 from rigs.serving import served
 
 PROGRAM = """import dspy
@@ -50,6 +51,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "judged.yaml").write_text(
         "name: r\ncriteria:\n- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
     )
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
     return tmp_path
 
 
@@ -73,6 +76,17 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(place: Pa
         trained(rubric="r.yaml", model=small_embedded, preflight=False)
     with pytest.raises(WeightsLoadedError):
         trained(rubric="r.yaml", model=small_embedded, rename={"label": "intent"})
+
+
+@pytest.mark.parametrize(("name", "error"), [("server/has-it", ModelError), (".", NoModelFile)])
+def test_a_model_without_weights_is_refused_before_a_model_is_called(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(error):
+        trained(rubric="r.yaml", model=name, store="s.db")
+    with Store("s.db") as store:
+        assert store.stats()["transitions"] == 0
 
 
 def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
@@ -105,11 +119,11 @@ def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path,
 @pytest.mark.slow
 def test_judges_are_tried_even_if_the_model_gives_no_answer(place: Path) -> None:
     with pytest.raises(ModelError, match="judge of 'nice' scored none"):
-        trained(rubric="judged.yaml", model="some/hub-model", **DEAD)
+        trained(rubric="judged.yaml", model="weights", **DEAD)
     with pytest.raises(ConfigError, match="no price is known for"):
-        trained(rubric="judged.yaml", model="some/hub-model", max_cost_usd=1.0, **DEAD)
+        trained(rubric="judged.yaml", model="weights", max_cost_usd=1.0, **DEAD)
     with pytest.raises(WeightsLoadedError):
-        trained(rubric="r.yaml", model="some/hub-model")
+        trained(rubric="r.yaml", model="weights")
 
 
 def test_warm_up_comparison_is_tried_before_the_warm_up(
@@ -170,7 +184,7 @@ def test_training_judges_have_their_own_base_url_and_key(
             "--data",
             "data.jsonl",
             "--model",
-            "some/hub-model",
+            "weights",
         ]
         judge = ["--judge-model", "openai/m", "--judge-api-base", f"{url}/v1", "--judge-api-key-env", "JUDGE_KEY"]
         ended = CliRunner().invoke(group, [*words, *judge, "--prompts-per-step", "2", "--prompt-format", "chat"])

@@ -279,7 +279,6 @@ class _Run:
             if report.failure:
                 raise _Failure(spoken(report.failure, names))
 
-
     def _check_fixed(self, parsed: Mapping[str, Any]) -> None:
         """Refuses another value of what a short form sets."""
         for name, value in self.fixed.items():
