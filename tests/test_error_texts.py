@@ -115,6 +115,8 @@ PROJECT_FILES = [
     "[evaluate]\ndemos = 3",
     "[program]\nmodels = 'x'",
     "[train.ppo]\nstep = 3",
+    "[compile]\nset = { temperature = 0.1 }",
+    "[train.rl]\nmethod = 'ppo'",
     "[defaults]\nmax_call = 3",
     "[defaults]\nx = 3",
     "[serve]\nprot = 0",
