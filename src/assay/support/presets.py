@@ -1,6 +1,5 @@
 """Presets: settings of a search or training in a TOML file, shipped in `optimizers/` or a user's own copy."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,8 @@ def apply_preset(settings: Settings, field: str, *kinds: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

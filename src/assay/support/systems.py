@@ -2,10 +2,12 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def after_fork(renew: Callable[[], Any]) -> None:
