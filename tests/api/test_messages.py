@@ -214,7 +214,7 @@ def test_model_default_temperature_out_of_agent_range_is_kept(place: Path) -> No
 def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = assay.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
     print(*report.lines(), sep="\n")
-    assert "level with 1 other trial (1)" in " ".join(capsys.readouterr().out.split())
+    assert "no significant difference on val from 1 other trial (1)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

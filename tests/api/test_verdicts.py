@@ -323,5 +323,5 @@ def test_judge_commands_record_no_agent_rollouts(tmp_path: Path) -> None:
         score_rollouts(rubric=tmp_path / "r.yaml", store=tmp_path / ".assay" / "a.db", again=True).to_dict()["scored"]
         == 0
     )
-    with pytest.raises(DataError, match="nothing to export"):
+    with pytest.raises(DataError, match="no rows for"):
         export("sft", out=tmp_path / "out", store=tmp_path / ".assay" / "a.db")

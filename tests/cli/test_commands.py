@@ -46,9 +46,9 @@ def test_json_is_alone_on_standard_output_whatever_other_processes_write_there(t
         (["judge", "audit", "Is it kind?", "--no-cache"], "What is in the store is kept."),
         (
             ["judge", "score", "Is it kind?", "--data", "d.jsonl"],
-            "What was found so far is kept; --resume continues from here.",
+            "The results so far are stored; --resume continues from here.",
         ),
-        (["compile", "math_qa"], "What was found so far is kept; --resume continues from here."),
+        (["compile", "math_qa"], "The results so far are stored; --resume continues from here."),
         (["traces", "rate"], "What is in the store is kept."),
     ],
 )

@@ -156,7 +156,7 @@ def invoked(*arguments: str) -> str:
 
 
 def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert calls_text(3, 1234) == "3 (1,234 more answered by equal calls)"
+    assert calls_text(3, 1234) == "3 (1,234 more from the cache)"
     monkeypatch.setattr("assay.cli.shared.PROGRESS_LINE_EVERY_S", 0)
     with Console().bar("tasks", 3) as advance:
         advance(1), advance(1), advance(1)
@@ -324,7 +324,7 @@ def test_run_continues_after_a_failed_line(source: str, tmp_path: Path) -> None:
     assert (rows[0], rows[5]) == ({"answer": 0.25}, {"answer": 0.5})
     assert [row["line"] for row in rows[1:5]] == [3, 4, 5, 6]
     assert "ZeroDivisionError" in rows[1]["error"]
-    assert "the program's input ['x'] is missing" in rows[4]["error"]
+    assert "no column for the program's input x" in rows[4]["error"]
     done = CliRunner().invoke(group, [*arguments, "--out", "out.jsonl"], input=text if source == "stdin" else None)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
     assert assay_command("run", "p.py:inverse").code == 2
@@ -357,7 +357,7 @@ def test_a_file_without_rows_or_without_an_input_is_refused_before_anything_runs
         (tmp_path / name).write_text(text)
         done = CliRunner().invoke(group, [*run, "--file", name, "--out", "out.jsonl"])
         assert isinstance(done.exception, DataError)
-        assert "the program's input ['x'] is missing; the columns are ['note', 'value']" in str(done.exception)
+        assert "no column for the program's input x; the columns are note, value" in str(done.exception)
         assert "--rename COLUMN=NAME" in done.exception.text(done.exception.names)
         done = CliRunner().invoke(group, [*run, "--file", name, "--rename", "vale=x"])
         assert "there is no column 'vale' to rename; the rows have ['note', 'value']" in str(done.exception)

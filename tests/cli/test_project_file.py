@@ -123,7 +123,7 @@ def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
     with pytest.raises(ProjectError) as refused:
         CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
     printed = refused.value.text(refused.value.names)
-    assert printed.endswith("assay.toml: [compile] max_calls: must be a valid integer, not '5'")
+    assert printed.endswith("assay.toml: [compile] max_calls: must be an integer, not '5'")
 
 
 def test_flags_override_the_project_file(project: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_rubric_is_an_evaluator() -> None:
         ),
         (
             lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}),
-            "unknown agent parameter",
+            "not an agent parameter",
         ),
         (
             lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}),

@@ -107,7 +107,7 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
         read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
     lines(tmp_path / "data.jsonl", [row(1)])
     for manifest, message in (
-        ({"format": 1, "kind": "grpo", "files": {}, "passed": True}, "is an export for grpo"),
+        ({"format": 1, "kind": "grpo", "files": {}, "passed": True}, "is an export of grpo"),
         ({"format": 9, "kind": "sft", "files": {}, "passed": True}, "Update assay"),
         (
             {"format": 1, "kind": "sft", "files": {"data.jsonl": {"sha256": "0"}}, "passed": True},

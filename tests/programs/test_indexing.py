@@ -211,7 +211,7 @@ def test_wrong_use_says_what_to_do(docs: Path) -> None:
         ("nowhere", {"remove": True}, "has no documents of the folder .*nowhere': it is empty"),
         (docs, {"name": "a/b"}, "name='a/b' must be"),
         (docs, {"passage_chars": 5}, "passage_chars: must be greater than or equal to 100, not 5"),
-        (docs, {"embedder": 3}, "embedder: must be a valid string or callable, not 3"),
+        (docs, {"embedder": 3}, "embedder: must be a text or callable, not 3"),
         (docs, {"embedder": "gone.py:embed"}, "there is no file"),
         (docs, {"remove": True, "embedder": len}, "no effect"),
     ):

@@ -203,7 +203,7 @@ def test_the_documented_example_runs() -> None:
         ({"sizes": 20}, ConfigError, r"sizes=20 must map splits to numbers of tasks, such as sizes=\{'val': 20\}"),
         ({"sizes": {"vall": 20}}, ConfigError, r"sizes names \['vall'\]; the splits are train, val"),
         ({"sizes": {"val": "20"}}, ConfigError, r"sizes \{'val': '20'\} must be integers >= 1"),
-        ({"parameters": {"temprature": 0.2}}, ParameterError, "unknown agent parameter.*Did you mean 'temperature'"),
+        ({"parameters": {"temprature": 0.2}}, ParameterError, "not an agent parameter.*Did you mean 'temperature'"),
         (
             {"parameters": {"max_steps": 2}},
             ConfigError,

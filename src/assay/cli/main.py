@@ -73,7 +73,7 @@ def _command_or_group(words: str) -> click.Command | None:
     return _command(words) if words in {*COMMANDS, *SHORT_FORMS} else None
 
 
-_MEANT = {"dpo": "preferences", "kto": "preferences"}  # names of the methods that read what a command writes
+_MEANT = {"dpo": "preferences", "kto": "preferences"}  # methods of TRL, and the export that has their rows
 
 
 class _Group(click.Group):
@@ -100,6 +100,8 @@ class _Group(click.Group):
             meant = _MEANT.get(args[0])
             near = meant if meant in known else nearest(args[0], known)
             hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
+            if meant is not None and meant not in known:
+                hint = f"TRL trains it, with `trl {args[0]}`, on the rows of `assay export {meant}`."
             ctx.fail(f"no command is called {args[0]!r}. {hint}")
         words = f"{self.start}{args[0]}"
         return args[0], _command_or_group(short_form(words, args[1:]) if words in COMMANDS else words), args[1:]
@@ -580,7 +582,7 @@ def how_to_continue(arguments: list[str]) -> str:
     command = command_of(arguments)
     options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     if "--resume" in options:
-        return "What was found so far is kept; --resume continues from here."
+        return "The results so far are stored; --resume continues from here."
     if "--no-cache" in options and "--no-cache" not in arguments:
         return "Run the same command again to continue: the answers so far are in the response cache."
     return "What is in the store is kept."

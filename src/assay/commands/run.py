@@ -15,6 +15,7 @@ from assay.errors import AssayError, ConfigError, DataError, ModelError, NoJsonF
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.runs.groups import Budget, Model, Source, State
+from assay.support.names import nearest
 from assay.support.numbers import counted
 from assay.support.options import Flag, Seconds, function_of
 from assay.support.report import Report
@@ -50,8 +51,8 @@ class Predictor(Trusting, InStore, Model):
     lm: Annotated[Any, Flag(key=False, shown=False)] = None
     """The model as an object, in place of `model`."""
     replace_lms: bool = False
-    """Call the language model in place of the models that the program makes itself. By default these are called as
-    they are, also if a model is named."""
+    """Call the language model in place of the models that the program makes itself. By default they are used
+    unchanged, even with `model`."""
     task_timeout: Seconds = DEFAULT_S
     """Time limit of one prediction in seconds."""
 
@@ -155,7 +156,7 @@ class Predictor(Trusting, InStore, Model):
                     stored = {**stored_fields(task), **of_row}
                 elif fields is not None:
                     if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
-                        raise ConfigError(f"{program} takes the inputs {list(fields.inputs)}, got {sorted(inputs)}")
+                        raise ConfigError(_other_inputs(program, list(fields.inputs), inputs))
                     inputs = fields.converted(inputs, where=program, folder=folder)
                 if subject := stored.get("data_subject"):
                     people.add(subject_digest(subject))
@@ -213,6 +214,14 @@ def _as_model_errors() -> Iterator[None]:
         raise ModelError(f"the model gave no answer: {error}") from error
     except AdapterParseError as error:
         raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
+
+
+def _other_inputs(program: str, takes: Sequence[str], given: Collection[str]) -> str:
+    """Message about inputs that are not those of a program."""
+    near = next((near for name in given if name not in takes and (near := nearest(name, takes))), None)
+    noun = "input" if len(takes) == 1 else "inputs"
+    hint = f". Did you mean {near!r}?" if near else ""
+    return f"{program} takes the {noun} {', '.join(takes)}, not {', '.join(sorted(given)) or 'none'}{hint}"
 
 
 def _uncompiled(program: str, thinking: "Thinking | None", state: str | Path | None) -> "dspy.Module":

@@ -298,7 +298,7 @@ class StoreStats(Report):
 
 
 class CountRollouts(InExistingStore, OfRun):
-    """Counts, tokens and dollars of the recorded rollouts.
+    """Show counts, tokens and dollars of the recorded rollouts.
 
     `unrecorded` counts LM calls that were made but could not be recorded; it is unknown where assay cannot detect them.
     """
@@ -472,7 +472,7 @@ class ExportRollouts(InExistingStore, OfProgram):
     """Export rollouts as OpenTelemetry spans (GenAI conventions) to FILE, or send them to an OTLP/HTTP endpoint.
 
     FILE has JSON lines, or protobuf if its name ends with .pb; assay traces import otlp reads both. Rollouts of the
-    gate and test splits, of tenants and without consent are left out.
+    gate and test splits and of tenants, and those without consent, are left out.
 
     Raises:
         ConfigError: the file exists, or there is no endpoint.

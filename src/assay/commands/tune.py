@@ -131,7 +131,7 @@ class TuneReport(JobReport):
         best = ", ".join(f"{name} {in_figures(value)}" for name, value in self.best.items())
         if level := self.level_with_best:
             numbers = ", ".join(map(str, level[:8])) + (", …" if len(level) > 8 else "")
-            best += f"; level with {counted(len(level), 'other trials')} ({numbers}): no significant difference on val"
+            best += f"; no significant difference on val from {counted(len(level), 'other trials')} ({numbers})"
         several = len({trial["program"] for trial in self.history if "program" in trial}) > 1
         yield f"best: {best}" + (f" ({self.program})" if several else "")
         if len(self.objectives) > 1:

@@ -263,7 +263,8 @@ def _of_flat(
 
 def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]) -> DataError:
     """Error for a row that lacks inputs of the program; lists the columns of the row."""
+    inputs = f"input{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
     return DataError(
-        f"{where}: the program's input {list(missing)} is missing; the columns are {sorted(map(str, columns))}. "
+        f"{where}: no column for the program's {inputs}; the columns are {', '.join(sorted(map(str, columns)))}. "
         "Rename columns: `rename={'COLUMN': 'NAME'}`"
     )

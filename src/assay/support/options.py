@@ -43,7 +43,12 @@ R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
-_RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
+_RULES = {  # kinds of errors of pydantic
+    "sequence_str": "a list of texts", "finite_number": "a finite number", "string_type": "a text",
+    "bool_type": "true or false", "bool_parsing": "true or false", "dict_type": "a mapping",
+    "mapping_type": "a mapping", "int_type": "an integer", "int_parsing": "an integer", "int_from_float": "an integer",
+    "float_type": "a number", "float_parsing": "a number", "path_type": "a path",
+}  # fmt: skip
 _LONGEST = 200  # characters of a value in a message
 _SCALARS = (bool, int, float, str, Path, NoneType)
 LARGEST_SEED = 2**32 - 1  # NumPy and transformers take no larger one, and the store's column has 64 bits
@@ -379,7 +384,9 @@ def _stored(options: Mapping[str, Option], values: Mapping[str, Any], adapter: A
         if wrong[0]["type"] == "literal_error":
             raise _not_a_choice(options[name], wrong[0]["input"]) from None
         rules = dict.fromkeys(
-            _RULES.get(item["type"]) or item["msg"].removeprefix("Input should be ") for item in wrong
+            _RULES.get(item["type"])
+            or item["msg"].removeprefix("Input should be ").replace("an instance of Path", "a path")
+            for item in wrong
         )
         raise ConfigError(f"must be {' or '.join(rules)}, not {_shown(wrong[0]['input'])}", field=name) from None
     for name, value in fitting.items():
