@@ -65,8 +65,8 @@ def test_a_note_says_why_the_winner_is_not_the_candidate_with_the_highest_score(
     search.config = CompileConfig(token_margin=0.05)
     assert search.best().name == "short"
     assert search.notes == [
-        "the winner on val is short, not long: no significant difference in score, and 900 prompt tokens a task, "
-        "not 1,300"
+        "short wins on val: no significant difference in score from long, with 900 prompt tokens a task instead of "
+        "1,300"
     ]
 
 

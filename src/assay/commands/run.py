@@ -15,7 +15,6 @@ from assay.errors import AssayError, ConfigError, DataError, ModelError, NoJsonF
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.runs.groups import Budget, Model, Source, State
-from assay.support.names import nearest
 from assay.support.numbers import counted
 from assay.support.options import Flag, Seconds, function_of
 from assay.support.report import Report
@@ -85,7 +84,7 @@ class Predictor(Trusting, InStore, Model):
         import dspy
 
         from assay.datasets.splits import used_columns
-        from assay.datasets.tasks import make_task, missing_inputs, own_containers, owners_of
+        from assay.datasets.tasks import make_task, missing_inputs, other_inputs, own_containers, owners_of
         from assay.deployment import load_artifact
         from assay.deployment.artifact import check_pinned
         from assay.evaluation import SilentProgress
@@ -156,7 +155,7 @@ class Predictor(Trusting, InStore, Model):
                     stored = {**stored_fields(task), **of_row}
                 elif fields is not None:
                     if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
-                        raise ConfigError(_other_inputs(program, list(fields.inputs), inputs))
+                        raise ConfigError(other_inputs(program, list(fields.inputs), inputs))
                     inputs = fields.converted(inputs, where=program, folder=folder)
                 if subject := stored.get("data_subject"):
                     people.add(subject_digest(subject))
@@ -214,14 +213,6 @@ def _as_model_errors() -> Iterator[None]:
         raise ModelError(f"the model gave no answer: {error}") from error
     except AdapterParseError as error:
         raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
-
-
-def _other_inputs(program: str, takes: Sequence[str], given: Collection[str]) -> str:
-    """Message about inputs that are not those of a program."""
-    near = next((near for name in given if name not in takes and (near := nearest(name, takes))), None)
-    noun = "input" if len(takes) == 1 else "inputs"
-    hint = f". Did you mean {near!r}?" if near else ""
-    return f"{program} takes the {noun} {', '.join(takes)}, not {', '.join(sorted(given)) or 'none'}{hint}"
 
 
 def _uncompiled(program: str, thinking: "Thinking | None", state: str | Path | None) -> "dspy.Module":

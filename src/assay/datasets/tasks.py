@@ -13,6 +13,7 @@ from assay.datasets.fields import Fields
 from assay.datasets.keys import task_key
 from assay.errors import DataError, NoJsonForm
 from assay.support.missing import is_missing
+from assay.support.names import nearest
 from assay.support.values import json_value
 
 __all__ = [
@@ -268,3 +269,12 @@ def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]
         f"{where}: no column for the program's {inputs}; the columns are {', '.join(sorted(map(str, columns)))}. "
         "Rename columns: `rename={'COLUMN': 'NAME'}`"
     )
+
+
+def other_inputs(program: str, takes: Sequence[str], given: Iterable[str]) -> str:
+    """Message about inputs that are not those of a program."""
+    named = sorted(given)
+    near = next((near for name in named if name not in takes and (near := nearest(name, takes))), None)
+    noun = "input" if len(takes) == 1 else "inputs"
+    hint = f". Did you mean {near!r}?" if near else ""
+    return f"{program} takes the {noun} {', '.join(takes)}, not {', '.join(named) or 'none'}{hint}"
