@@ -614,7 +614,8 @@ class ForgetSubject(InExistingStore):
     """Delete all rollouts of the data subject SUBJECT and what agents remember of them (facts of a memory), and list
     the exports and artifacts made from them, and rollouts and facts of others that quote or name them.
 
-    --versions retire also takes the versions made from them out of use. A champion stays in production: deploy another.
+    `versions='retire'` also takes the versions made from them out of use. A champion stays in production: deploy
+    another.
 
     Raises:
         CacheError: the response cache could not be written.

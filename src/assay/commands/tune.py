@@ -265,7 +265,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
 
     PROGRAM's own parameters are the default, the baseline of the comparison. Trials that score worse are stopped after
-    a few tasks; --resume continues a study, and --study with --storage joins one from other machines. With a
+    a few tasks; `resume` continues a study, and `study` with `storage` joins one from other machines. With a
     curriculum, trials run the val tasks of one stage after another. With the method policy a network learns which
     parameter to change; in one episode a parameter changes by at most min(0.5, 30 * learning rate) of its range.
 

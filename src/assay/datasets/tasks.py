@@ -47,7 +47,7 @@ USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", 
 
 NULL: Mapping[str, bool] = {"$null": True}  # in a row: an expected output that must be null
 UNKNOWN = "unknown_output"  # in the metadata of a task whose answer, label, … is not known, but another column is
-OTHER_COLUMNS = "other_columns"  # in the metadata of a task: columns in `expected` that are no outputs of the program
+OTHER_COLUMNS = "other_columns"  # in the metadata of a task: columns in `expected` that are not outputs of the program
 _NULL_TEXT = '{"$null":true}'
 
 

@@ -12,10 +12,10 @@ from assay.models.calls import Call
 from assay.support.systems import after_fork
 
 RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
-"""Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
+"""Fields of a prediction that record how it was made. Not part of the answer, which judges and checks grade."""
 
 NOT_AGENTS = ("judge", "check", "simulated_user")
-"""Sources of rollouts that are no agent's: exports, lists and scoring leave them out unless they are asked for."""
+"""Sources of rollouts that no agent made: exports, lists and scoring leave them out unless they are asked for."""
 
 
 _AGENT_NAME = 64  # characters; the width of the column
