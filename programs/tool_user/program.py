@@ -261,7 +261,7 @@ class ToolUser(ToolAgent):
 
 
 def _check_lists(tools: Any, servers: Any) -> None:
-    """Refuses arguments of `ToolUser` that are no lists of functions and of servers, with what to write."""
+    """Refuses arguments of `ToolUser` that are not lists of functions and of servers, with what to write."""
     for name, values, members in (("tools", tools, "functions"), ("servers", servers, "McpServer objects")):
         if not isinstance(values, list | tuple):
             one = "" if values is None or isinstance(values, str | Mapping) else f"; write {name}=[{values!r}]"

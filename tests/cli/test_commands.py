@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from assay.cli.main import how_to_continue
+from assay.cli.main import command_of, how_to_continue
+from assay.commands import COMMANDS, command_class
 from assay.commands.deploy import simulate_plan
 from assay.errors import ConfigError
+from assay.support.options import options_of
 from assay.traces import Rollout, Store
 from rigs.command_line import assay_command
+
+EVERY_OPTION = {name for words in COMMANDS for name in options_of(command_class(words))}
 
 
 def test_json_is_alone_on_standard_output_whatever_other_processes_write_there(tmp_path: Path) -> None:
@@ -32,7 +36,7 @@ def test_json_is_alone_on_standard_output_whatever_other_processes_write_there(t
 
 
 KEPT = "What is in the store is kept."
-RESUMED = "What was found so far is kept; --resume continues from here."
+RESUMED = "The results so far are stored; --resume continues from here."
 CACHED = "Run the same command again to continue: the answers so far are in the response cache."
 
 
@@ -86,3 +90,14 @@ def test_values_out_of_range_and_a_missing_plan_are_refused() -> None:
     for name, value in (("base", 1.2), ("runs", 0), ("users", 1), ("effect", -2.0), ("plan", "no.yaml")):
         with pytest.raises(ConfigError, match=r"no\.yaml" if name == "plan" else name):
             simulate_plan(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help_names_settings_as_flags_that_the_command_has(words: str) -> None:
+    command, own = command_of(words.split()), options_of(command_class(words))
+    texts = [command.help, *(getattr(parameter, "help", "") for parameter in command.params)]
+    assert [name for text in texts for name in re.findall(r"`(\w+)`", text or "") if name in own] == []
+    named = {name for option in own.values() for name in re.findall(r"`(\w+_\w+)", option.help)}
+    assert named & EVERY_OPTION <= own.keys()
+    headings = {getattr(parameter, "group", "Output") for parameter in command.params}
+    assert [heading for heading in headings if len(heading.split()) > 12 or ". " in heading] == []

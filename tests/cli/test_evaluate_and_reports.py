@@ -104,7 +104,7 @@ def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None],
 
 
 def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert calls_text(3, 1234) == "3 (1,234 more answered by equal calls)"
+    assert calls_text(3, 1234) == "3 (1,234 more from the cache)"
     monkeypatch.setattr("assay.cli.shared.PROGRESS_LINE_EVERY_S", 0)
     with Console().bar("tasks", 3) as advance:
         advance(1), advance(1), advance(1)
@@ -259,7 +259,7 @@ def test_run_continues_after_a_failed_line() -> None:
         assert (rows[0], rows[5]) == ({"answer": 0.25}, {"answer": 0.5})
         assert [row["line"] for row in rows[1:5]] == [3, 4, 5, 6]
         assert "ZeroDivisionError" in rows[1]["error"]
-        assert "the program's input ['x'] is missing" in rows[4]["error"]
+        assert "no column for the program's input x" in rows[4]["error"]
         out = f"{len(stdin)}.jsonl"
         invoked(*RUN, "--file", place, "--out", out, stdin=stdin, code=1)
         assert len(Path(out).read_text().splitlines()) == 6
@@ -270,7 +270,7 @@ def test_a_file_without_rows_or_without_an_input_is_refused_before_anything_runs
     for name, text in (("rows.csv", "value,note\n4,a\n2,b\n"), ("rows.jsonl", '{"value": 4, "note": "a"}\nnot json\n')):
         Path(name).write_text(text)
         said = refused(*RUN, "--file", name, "--out", "out.jsonl")
-        assert "the program's input ['x'] is missing; the columns are ['note', 'value']" in said
+        assert "no column for the program's input x; the columns are note, value" in said
         assert "--rename COLUMN=NAME" in said
         said = refused(*RUN, "--file", name, "--rename", "vale=x")
         assert "there is no column 'vale' to rename; the rows have ['note', 'value']" in said

@@ -87,7 +87,7 @@ def test_audit_passes_a_sound_judge_and_fails_a_blind_one() -> None:
         assert {rollout.source for rollout in store.rollouts()} == {"judge"}
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: said, check: answered}\n")
     assert score_rollouts(rubric="r.yaml", store=STORE, again=True).to_dict()["scored"] == 0
-    with pytest.raises(DataError, match="nothing to export"):
+    with pytest.raises(DataError, match="no rows for"):
         export("sft", out="out", store=STORE)
 
 

@@ -69,6 +69,18 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(small_emb
             trained(model=small_embedded, **options)
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(("name", "error"), [("server/has-it", ModelError), (".", NoModelFile)])
+def test_a_model_without_weights_is_refused_before_a_model_is_called(
+    monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(error):
+        trained(model=name, store="s.db")
+    with Store("s.db") as store:
+        assert store.stats()["transitions"] == 0
+
+
 def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(NoModelFile, match=r"has no config\.json, so it holds no model"):
         load_policy(str(tmp_path))
@@ -95,11 +107,11 @@ def test_judges_are_tried_before_weights_are_loaded_even_if_the_model_gives_no_a
         with pytest.raises(ModelError, match="judge of 'nice' scored none"):
             trained(model=small_embedded, **judged, **DEAD)
     with pytest.raises(ModelError, match="judge of 'nice' scored none"):
-        trained("judged.yaml", model="some/hub-model", **DEAD)
+        trained("judged.yaml", model="weights", **DEAD)
     with pytest.raises(ConfigError, match="no price is known for"):
-        trained("judged.yaml", model="some/hub-model", max_cost_usd=1.0, **DEAD)
+        trained("judged.yaml", model="weights", max_cost_usd=1.0, **DEAD)
     with pytest.raises(WeightsLoadedError):
-        trained(model="some/hub-model")
+        trained(model="weights")
 
 
 @pytest.fixture
@@ -120,7 +132,7 @@ def train_command(*words: str, judge: ChatServer | None = None) -> Any:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo"])
 def test_training_judges_have_their_own_base_url_and_key(refusing_judge: ChatServer, algorithm: str) -> None:
-    words = [algorithm, "mine.py:Mine", "--model", "some/hub-model", "--prompts-per-step", "2"]
+    words = [algorithm, "mine.py:Mine", "--model", "weights", "--prompts-per-step", "2"]
     assert train_command(*words, judge=refusing_judge).code == 1
     assert {*zip(refusing_judge.models, refusing_judge.keys, strict=True)} == {("m", "Bearer secret")}
 

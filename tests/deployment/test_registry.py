@@ -213,7 +213,7 @@ def test_a_deployed_agent_runs_the_version_of_its_unit(deployments: Deployments)
     assert rollout.deployment
     assert rollout.propensity in (0.1, 0.9)
     assert (rollout.version, rollout.task_type) == (f"support@{1 + (answers['7'] == 'better')}", "billing")
-    with pytest.raises(ConfigError, match="takes the inputs"):
+    with pytest.raises(ConfigError, match="takes the input"):
         agent(text="?")
 
 

@@ -222,7 +222,7 @@ def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:
     )
     search.begin()
     search.report_round()
-    assert "baseline: not scored on 2 tasks" in progress.lines[-1]
+    assert "best: baseline, not scored on 2 tasks" in progress.lines[-1]
 
 
 # -- the job

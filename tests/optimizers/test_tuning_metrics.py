@@ -90,7 +90,7 @@ ALL = list(RANGES)
     [
         (["temperature"], {"ranges": {"temperature": (0.0, 1.0)}}, "between 0.1 and 2"),
         (["temperature"], {"ranges": {"temperature": (1.0, 0.5)}}, "must rise"),
-        (["temperature"], {"ranges": {"heat": (0, 1)}}, "unknown agent parameter"),
+        (["temperature"], {"ranges": {"heat": (0, 1)}}, "not an agent parameter"),
         (["temperature"], {"ranges": {"max_steps": (1, 5)}}, "nothing is searched"),
         (ALL, {"ranges": {"max_steps": (1.2, 1.8)}}, "must have whole numbers"),
         (ALL, {"ranges": {"max_steps": (1, 5)}, "fixed": {"max_steps": 3}}, "fixed and searched"),

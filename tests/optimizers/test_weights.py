@@ -81,7 +81,7 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
     lines(tmp_path / "data.jsonl", [row(1)])
     sft = {"format": 1, "kind": "sft", "files": {}, "passed": True}
     for manifest, message in (
-        ({**sft, "kind": "grpo"}, "is an export for grpo"),
+        ({**sft, "kind": "grpo"}, "is an export of grpo"),
         ({**sft, "format": 9}, "Update assay"),
         ({**sft, "files": {"data.jsonl": {"sha256": "0"}}}, "was changed after the export"),
         ({"kind": "sft"}, "cannot be read as the manifest of an export: KeyError"),

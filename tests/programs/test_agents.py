@@ -64,7 +64,7 @@ def solver(**parameters: Any) -> MathQA:
 def test_out_of_range_names_the_range(name: str) -> None:
     low, high = RANGES[name]
     for wrong in (low - 1, high + 1, "many", None, float("nan")):
-        with pytest.raises(ParameterError, match=f"{name}=.* must be between {low:g} and {high:g}"):
+        with pytest.raises(ParameterError, match=f"{name}: must be .*between {low:g} and {high:g}, not "):
             AgentParameters.of({name: wrong})
     for right in (low, high):
         assert getattr(AgentParameters.of({name: right}), name) == right

@@ -64,7 +64,8 @@ class _Output(io.TextIOWrapper):
 def assay_command(*arguments: str, stdin: str = "", on_line: Callable[[str], None] | None = None) -> Done:
     """Runs `assay ARGUMENTS`. `on_line` gets each line of standard output when it is printed."""
     out, err = _Output(on_line), _Output()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handlers = {number: signal.getsignal(number) for number in numbers}
     with (
         mock.patch.object(sys, "argv", ["assay", *arguments]),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),

@@ -52,7 +52,9 @@ def test_an_erased_person_is_in_no_later_export_and_earlier_exports_are_named(st
     rows, _ = exported(store, "transitions")
     assert {row["task"] for row in rows} == {"t-1", "t-2"}
     assert "Smith" not in (Path("out") / "manifest.json").read_text()
-    erased = forget_subject(" ann  smith", store=store.url).to_dict()
+    named = {name: forget_subject(name, store=store.url) for name in ("ann smit", " ann  smith")}
+    assert [any("ann smit'" in line for line in report.warnings()) for report in named.values()] == [True, False]
+    erased = named[" ann  smith"].to_dict()
     assert (erased["removed"], erased["made_from_them"]) == (1, [str(Path("out").absolute())])
     rows, _ = exported(store, "transitions", "out2")
     assert {row["task"] for row in rows} == {"t-2"}

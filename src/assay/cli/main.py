@@ -4,6 +4,7 @@ click splits words, and checks nothing. Exit codes are 2 for wrong usage and 1 f
 """
 
 import ast
+import inspect
 import json
 import os
 import signal
@@ -73,7 +74,7 @@ def _command_or_group(words: str) -> click.Command | None:
     return _command(words) if words in {*COMMANDS, *SHORT_FORMS} else None
 
 
-_MEANT = {"dpo": "preferences", "kto": "preferences"}  # names of the methods that read what a command writes
+_MEANT = {"dpo": "preferences", "kto": "preferences"}  # methods of TRL, and the export that has their rows
 
 
 class _Group(click.Group):
@@ -100,6 +101,8 @@ class _Group(click.Group):
             meant = _MEANT.get(args[0])
             near = meant if meant in known else nearest(args[0], known)
             hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
+            if meant is not None and meant not in known:
+                hint = f"TRL trains it, with `trl {args[0]}`, on the rows of `assay export {meant}`."
             ctx.fail(f"no command is called {args[0]!r}. {hint}")
         words = f"{self.start}{args[0]}"
         return args[0], _command_or_group(short_form(words, args[1:]) if words in COMMANDS else words), args[1:]
@@ -172,9 +175,12 @@ def _command(words: str) -> click.Command:
     own |= {name: replace(own[name], default=value) for name, value in fixed.items()}
     options = {**own, **{name: replace(option, group="Output") for name, option in options_of(output).items()}}
     parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
+    for parameter in parameters:
+        if parameter.name in fixed:
+            vars(parameter)["hidden"] = True  # what a short form stands for
 
     run = _Run(words, command, fixed, output, options, path, stored, broken)
-    text = (command.__doc__ or "").partition("\n    Raises:")[0]
+    text = inspect.cleandoc(command.__doc__ or "").partition("\nRaises:")[0]
     text = spoken(text, lambda name: _flag(options, name))
     return _Command(
         words, callback=run, params=parameters, help=text, epilog=short_forms(words), context_settings=_HELP
@@ -243,6 +249,7 @@ class _Run:
                 stack.enter_context(trusting(bool(parsed.get("trust"))))
                 if self.broken is not None:
                     raise self.broken
+                self._check_fixed(parsed)
                 if self.path is not None:
                     echo(f"settings: {self.path}", err=True)
                     demand_trust(self.path, self.words, used)
@@ -274,6 +281,16 @@ class _Run:
                 raise
             if report.failure:
                 raise _Failure(spoken(report.failure, names))
+
+    def _check_fixed(self, parsed: Mapping[str, Any]) -> None:
+        """Refuses another value of what a short form sets."""
+        for name, value in self.fixed.items():
+            if parsed.get(name, value) != value:
+                long = long_form(self.words)[0]
+                flag = _flag(self.options, f"{name}={parsed[name]!r}")
+                raise ConfigError(
+                    f"`assay {self.words}` sets it to {value}", field=name, hint=f"Use `assay {long} {flag}`"
+                )
 
 
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
@@ -568,7 +585,7 @@ def how_to_continue(arguments: list[str]) -> str:
     command = command_of(arguments)
     options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     if "--resume" in options:
-        return "What was found so far is kept; --resume continues from here."
+        return "The results so far are stored; --resume continues from here."
     if "--no-cache" in options and "--no-cache" not in arguments:
         return "Run the same command again to continue: the answers so far are in the response cache."
     return "What is in the store is kept."

@@ -25,10 +25,13 @@ COMMANDS = {
     "deploy start": ("deploy.Start", "Roll a version out in stages in place of the agent's champion."),
     "deploy status": ("deploy.DeploymentStatus", "Show where a deployment stands, and the decision of its numbers."),
     "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
-    "export grpo": ("export.ExportGRPO", "Prompts and the rubric as a reward module for plain `trl grpo`."),
-    "export preferences": ("export.ExportPreferences", "Pairs of answers to the same prompt, for DPO or KTO."),
-    "export sft": ("export.ExportSFT", "Prompts and completions of good rollouts, one row per LM call."),
-    "export transitions": ("export.ExportTransitions", "Every LM call with token ids, logprobs, reward and advantage."),
+    "export grpo": ("export.ExportGRPO", "Export prompts, and the rubric as a reward module for plain `trl grpo`."),
+    "export preferences": ("export.ExportPreferences", "Export pairs of answers to the same prompt, for DPO or KTO."),
+    "export sft": ("export.ExportSFT", "Export prompts and completions of good rollouts, one row per LM call."),
+    "export transitions": (
+        "export.ExportTransitions",
+        "Export every LM call with token ids, logprobs, reward and advantage.",
+    ),
     "improve": (
         "improve.Improve",
         "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
@@ -68,7 +71,7 @@ COMMANDS = {
     "serve": ("serve.Serve", "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs."),
     "traces list": ("traces.ListRollouts", "List the newest rollouts, one per line."),
     "traces show": ("traces.ShowRollout", "Show one rollout with every LM call."),
-    "traces stats": ("traces.CountRollouts", "Counts, tokens and dollars of the recorded rollouts."),
+    "traces stats": ("traces.CountRollouts", "Show counts, tokens and dollars of the recorded rollouts."),
     "traces rate": ("traces.RateRollouts", "Rate one rollout from 0 to 1, or all that have no rating."),
     "traces close": ("traces.CloseRollouts", "End the rollouts that a killed gateway left open."),
     "traces score": ("scoring.ScoreRollouts", "Score stored rollouts by a rubric."),
@@ -102,9 +105,9 @@ GROUPS = {
     "trust": """Manage which artifacts that others have compiled may run their code, and which project files are read.
 
     An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded
-    only once you have trusted its content: with --trust on the command that loads it, or with `assay trust add`. So is
-    an assay.toml that is outside of your project, and a file that sends keys or data to another host than the
-    provider's.
+    only once you have trusted its content: with --trust on the command that loads it, or with `assay trust add`. The
+    same holds for an assay.toml that is outside of your project, and for a file that sends keys or data to another host
+    than the provider's.
     """,
 }
 _METHODS = ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")

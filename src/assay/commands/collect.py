@@ -39,7 +39,7 @@ class CollectReport(ScoredRuns):
 
         rows = [
             ("run", self.run),
-            ("rollouts, from earlier runs", f"{self.rollouts}, {self.kept_from_before}"),
+            ("rollouts (from earlier runs)", f"{self.rollouts} ({self.kept_from_before})"),
             ("tasks, groups with nonzero variance", f"{self.tasks}, {self.groups_with_spread}"),
             ("mean score", figure(self.result["score"])),
             ("LM calls", calls_text(self.calls, self.cached)),
@@ -96,7 +96,7 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
     """Temperatures to cycle through over the rollouts of a task."""
     untruncated: bool = False
     """Sample from the whole distribution of an embedded model, without top-k and top-p, as a policy gradient on the
-    export needs. By default llama.cpp excludes unlikely tokens, which lets fewer rollouts fail."""
+    export needs. By default llama.cpp excludes unlikely tokens, so that fewer rollouts fail."""
 
     def check(self) -> None:
         if self.curriculum is not None and self.split != "train":

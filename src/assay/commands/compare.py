@@ -49,7 +49,7 @@ class CompareReport(EndedReport):
                 yield f"LM calls by model of {side}: {text}"
         paired = [task for task in self.tasks if task["a"] is not None and task["b"] is not None]
         better, worse = sum(task["b"] > task["a"] for task in paired), sum(task["b"] < task["a"] for task in paired)
-        yield f"b is better on {counted(better, 'tasks')}, worse on {worse}, level on {len(paired) - better - worse}"
+        yield f"b is better on {counted(better, 'tasks')}, worse on {worse}, equal on {len(paired) - better - worse}"
         low, high = (0, 0) if self.gain["mean"] is None else (self.gain["low"], self.gain["high"])
         yield f"gain of b: {with_interval(self.gain)}: {gain_claim(low, high)}"
         yield from self.limits()

@@ -166,7 +166,7 @@ class CompileOutput(WithPage, Planned, JobOutput):
 
 
 class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
-    """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
+    """Compile PROGRAM's prompts against a rubric, and report the gain on a sealed test split.
 
     PROGRAM is path/to/file.py[:Class], package.module:Class, an artifact's folder, or a shipped program
     (math_qa, classify, extract, tool_user, code_repair, answer_from_documents, text_to_sql, nim, experiment,

@@ -57,8 +57,8 @@ class Planned(Settings):
 class Simulate(TrafficFields, Planned, Reported):
     """Run a plan on simulated traffic with known truth, and count how often it promotes and rolls back.
 
-    Decisions and assignment are those of production. Plan a deployment with it: --effect 0 shows the false promotions
-    and rollbacks, --effect 0.25 how many requests a gain of a quarter takes.
+    Decisions and assignment are those of production. Plan a deployment with it: `effect=0` shows the false promotions
+    and rollbacks, `effect=0.25` how many requests a gain of a quarter takes.
 
     Raises:
         ConfigError: a setting or the plan's file breaks a rule.

@@ -15,7 +15,7 @@ from annotated_types import Ge
 
 from assay.commands.groups import InStore, Trusting
 from assay.datasets import Task
-from assay.datasets.tasks import known_outputs, own_containers, task_key
+from assay.datasets.tasks import known_outputs, other_inputs, own_containers, task_key
 from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.plan import Notifier
 from assay.deployment.registry import Version
@@ -187,7 +187,7 @@ class DeployedAgent:
         loaded, assignment = self._ready(assignment)
         if (known := loaded.fields) is not None:
             if known.missing(values) or values.keys() - known.inputs.keys():
-                raise ConfigError(f"agent {self.agent} takes the inputs {list(known.inputs)}, got {sorted(values)}")
+                raise ConfigError(other_inputs(f"agent {self.agent}", list(known.inputs), values))
             try:  # a wrong value is the caller's fault, not the version's
                 known.converted(values, where=f"agent {self.agent}")
             except DataError as error:

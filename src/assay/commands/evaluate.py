@@ -107,7 +107,7 @@ class EvaluationReport(ScoredRuns):
             *((f"  {type_label(kind)}", figure(mean)) for kind, mean in types.items()),
             *tool_rows([result]),
             ("failed runs, unscored", f"{result['failed']}, {result['unscored']}"),
-            ("LM calls, with the preflight's", calls_text(self.calls, self.cached)),
+            ("LM calls, preflight included", calls_text(self.calls, self.cached)),
             *([("thinking tokens a run", thinking_row(thinking))] if thinking is not None else []),
             ("tokens, dollars", f"{self.tokens:,}, {price(self.cost_usd)}"),
         ]

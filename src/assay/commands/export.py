@@ -135,7 +135,7 @@ class OutOfStore(Trusting, Selecting, Thresholds, Balancing, Protected, InExisti
 
 
 class ExportSFT(OutOfStore, Target, Rewarded):
-    """Prompts and completions of good rollouts, one row per LM call."""
+    """Export prompts and completions of good rollouts, one row per LM call."""
 
     whole: bool = False
     """Write one row per conversation, as messages, instead of one row per LM call."""
@@ -148,7 +148,7 @@ class ExportSFT(OutOfStore, Target, Rewarded):
 
 
 class ExportGRPO(OutOfStore, Target):
-    """Prompts, the columns that the rubric reads, and the rubric as a reward module for plain `trl grpo`."""
+    """Export prompts, the columns that the rubric reads, and the rubric as a reward module for plain `trl grpo`."""
 
     rubric: Annotated[Any, Flag(metavar="R", key=False)]
     """A rubric's name or YAML file, by which completions are scored."""
@@ -160,7 +160,7 @@ class ExportGRPO(OutOfStore, Target):
 
 
 class ExportPreferences(OutOfStore, Target, Credited):
-    """Pairs of answers to the same prompt, from groups, for DPO (or `unpaired` for KTO)."""
+    """Export pairs of answers to the same prompt, from groups, for DPO (or `unpaired` for KTO)."""
 
     margin: Annotated[float, Ge(0)] = 0.1
     """Minimum difference between the returns of the two answers of a pair."""
@@ -172,7 +172,7 @@ class ExportPreferences(OutOfStore, Target, Credited):
 
 
 class ExportTransitions(OutOfStore, Credited):
-    """Every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
+    """Export every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
 
     advantage: Literal["group", "batch", "none"] = "group"
     """Baseline of the returns: the mean of the group, or of the whole export (batch). With none, every advantage is

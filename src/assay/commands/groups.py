@@ -65,15 +65,18 @@ class WithPage(Output):
     """Output."""
 
     report: Annotated[str | None, Flag(metavar="FILE.html")] = None
-    """Also write the report to this HTML file, which can be sent: it loads nothing."""
+    """Also write the report to this HTML file, which is self-contained."""
 
     def check(self) -> None:
         if self.report is None:
             return
         if is_other_file(self.report, ".html"):
             raise ConfigError("exists and is not overwritten, because its name does not end in .html", field="report")
-        if not os.access(Path(self.report).resolve().parent, os.W_OK) or Path(self.report).is_dir():
-            raise ConfigError("cannot be written", field="report", hint="Name a file in a folder that exists")
+        folder = Path(self.report).parent
+        if not folder.is_dir():
+            raise ConfigError(f"cannot be written: there is no folder {folder}", field="report")
+        if not os.access(folder, os.W_OK) or Path(self.report).is_dir():
+            raise ConfigError(f"{self.report} cannot be written", field="report", hint="Name another file")
 
 
 class InStore(Settings):

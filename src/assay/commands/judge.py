@@ -83,7 +83,7 @@ class Labelled(Report):
 
     def lines(self) -> Iterator[str]:
         hint = "; compile with: assay judge compile JUDGE --labels store" if self.labelled else ""
-        yield f"{counted(self.labelled, 'labels')} of {self.rater} kept{hint}"
+        yield f"{counted(self.labelled, 'labels')} by {self.rater} stored{hint}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

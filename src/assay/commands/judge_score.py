@@ -110,11 +110,12 @@ class ScoreRows(Resumable, Cached, Preflight, JudgeJob):
         from assay.judges.labels import make_items
         from assay.runs.anchors import replay_changed, values_of
         from assay.runs.ending import advised
-        from assay.support.places import check_writable
+        from assay.support.places import check_new_file, check_writable
 
         out = None if self.out is None else Path(self.out)
         if out is not None:
-            check_writable(out, "out", inputs=(self.data, self.judge))
+            check = check_writable if self.resume else check_new_file  # a finished run that is resumed writes it again
+            check(out, "out", inputs=(self.data, self.judge))
         built, rename = self.built(), self.rename
         rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(self.data)]
         items = make_items(

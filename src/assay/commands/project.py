@@ -270,7 +270,10 @@ def _check_keys(
     """Commands may declare a setting differently; a value is wrong if it fits none of the declarations."""
     for key, value in table.items():
         if key not in known:
-            raise ProjectError(f"{where} has no setting {key!r}; {_hint(key, [*known, *also])}")
+            flag = f"--{key.replace('_', '-')}"
+            named = [name for name, options in known.items() if any(option.flag_name == flag for option in options)]
+            hint = f"{flag} is the key {named[0]!r}" if named else _hint(key, [*known, *also])
+            raise ProjectError(f"{where} has no setting {key!r}; {hint}")
         errors = [error for option in known[key] if (error := _misfit(option, value)) is not None]
         if len(errors) == len(known[key]):
             raise ProjectError(f"{where} {errors[0]}")

@@ -207,7 +207,8 @@ def _flag_value(value: Any) -> Any:
 
 
 class SetFlag(OfAgent, InExistingStore, Reasoned):
-    """Set the flag NAME of AGENT to VALUE; without VALUE remove it. It holds within a second, without a restart.
+    """Set the flag NAME of AGENT to VALUE; without VALUE remove it. It takes effect within a second,
+    without a restart.
 
     Flags: kill (true: everything to the champion), percentage (share of the candidate), pin:unit:NAME and
     pin:tenant:NAME (a version's number), exclude:unit:NAME and exclude:tenant:NAME (true).

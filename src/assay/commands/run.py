@@ -50,8 +50,8 @@ class Predictor(Trusting, InStore, Model):
     lm: Annotated[Any, Flag(key=False, shown=False)] = None
     """The model as an object, in place of `model`."""
     replace_lms: bool = False
-    """Call the language model in place of the models that the program makes itself. By default these are called as
-    they are, also if a model is named."""
+    """Call the language model in place of the models that the program makes itself. By default they are used
+    unchanged, even with `model`."""
     task_timeout: Seconds = DEFAULT_S
     """Time limit of one prediction in seconds."""
 
@@ -84,7 +84,7 @@ class Predictor(Trusting, InStore, Model):
         import dspy
 
         from assay.datasets.splits import used_columns
-        from assay.datasets.tasks import make_task, missing_inputs, own_containers, owners_of
+        from assay.datasets.tasks import make_task, missing_inputs, other_inputs, own_containers, owners_of
         from assay.deployment import load_artifact
         from assay.deployment.artifact import check_pinned
         from assay.evaluation import SilentProgress
@@ -155,7 +155,7 @@ class Predictor(Trusting, InStore, Model):
                     stored = {**stored_fields(task), **of_row}
                 elif fields is not None:
                     if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
-                        raise ConfigError(f"{program} takes the inputs {list(fields.inputs)}, got {sorted(inputs)}")
+                        raise ConfigError(other_inputs(program, list(fields.inputs), inputs))
                     inputs = fields.converted(inputs, where=program, folder=folder)
                 if subject := stored.get("data_subject"):
                     people.add(subject_digest(subject))
@@ -373,14 +373,14 @@ class RunProgram(Reported, Predictor):
 
     def _rows(self, file: str) -> RowsReport:
         """Writes one line per row."""
-        from assay.support.places import check_writable, no_such_file
+        from assay.support.places import check_new_file, no_such_file
         from assay.support.scrubbing import results
 
         failed, called, program = 0, Called(), str(self.program)
         if file != "-" and ":" not in file and not Path(file).exists():
             raise DataError(no_such_file(file))
         if self.out:
-            check_writable(self.out, "out", inputs=(file, program, program.rpartition(":")[0]))
+            check_new_file(self.out, "out", inputs=(file, program, program.rpartition(":")[0]))
         rows = Path(file) if file != "-" and Path(file).is_file() else None
         # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before
         # anything is run or written.

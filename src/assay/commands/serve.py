@@ -5,7 +5,6 @@ An agent of the registry loads DSPy, the gateway alone does not.
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -224,7 +223,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
         return asyncio.run(self._serve())
 
     async def _serve(self) -> ServeReport:
-        from assay.runs.ending import ending_signals
+        from assay.runs.ending import on_ending_signals
         from assay.traces.gateway.connections import ConnectionLimits, Listener
         from assay.traces.gateway.server import Gateway
         from assay.traces.gateway.upstreams import silent_server, upstream_of
@@ -258,9 +257,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
             raise
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
         # Before the address is published: the process that reads it may send a signal at once.
-        if threading.current_thread() is threading.main_thread():
-            for number in ending_signals():
-                loop.add_signal_handler(number, lambda: listener.abort() if ended.is_set() else ended.set())
+        on_ending_signals(loop, lambda: listener.abort() if ended.is_set() else ended.set())
         stored = {name: getattr(self, name) for name in ("upstream", "host", "port", "idle_s", "loops")}
         config = {"model": self.answering, **stored, "limits": asdict(limits)}
 

@@ -298,7 +298,7 @@ class StoreStats(Report):
 
 
 class CountRollouts(InExistingStore, OfRun):
-    """Counts, tokens and dollars of the recorded rollouts.
+    """Show counts, tokens and dollars of the recorded rollouts.
 
     `unrecorded` counts LM calls that were made but could not be recorded; it is unknown where assay cannot detect them.
     """
@@ -472,7 +472,7 @@ class ExportRollouts(InExistingStore, OfProgram):
     """Export rollouts as OpenTelemetry spans (GenAI conventions) to FILE, or send them to an OTLP/HTTP endpoint.
 
     FILE has JSON lines, or protobuf if its name ends with .pb; assay traces import otlp reads both. Rollouts of the
-    gate and test splits, of tenants and without consent are left out.
+    gate and test splits and of tenants, and those without consent, are left out.
 
     Raises:
         ConfigError: the file exists, or there is no endpoint.
@@ -558,9 +558,9 @@ class ErasureReport(Report):
     def lines(self) -> Iterator[str]:
         yield f"{counted(self.removed, 'rollouts')} of {self.subject!r} removed"
         yield (
-            f"{counted(self.facts_removed, 'remembered facts')}, "
-            f"{counted(self.prompts_emptied, 'prompts')} of other rollouts that contained their tasks emptied, "
-            f"{counted(self.cached_answers_removed, 'cached answers')} removed"
+            f"{counted(self.facts_removed, 'remembered facts')} and "
+            f"{counted(self.cached_answers_removed, 'cached answers')} removed; "
+            f"{counted(self.prompts_emptied, 'prompts')} of other rollouts that contained their tasks emptied"
         )
         if self.unowned_answers_removed:
             answers = counted(self.unowned_answers_removed, "cached answers")
@@ -590,7 +590,17 @@ class ErasureReport(Report):
         for folder in left["models"]:
             yield f"not known of what it was made: the model {folder}, which a training started from"
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing of the person was there."""
+        counts = (self.removed, self.facts_removed, self.prompts_emptied, self.cached_answers_removed)
+        lists = (self.quoting_facts, self.naming_facts, self.made_from_them, self.runs_on_them, self.versions)
+        texts = (*self.emptied.values(), self.holding, self.not_searched["tasks_without_texts"])
+        return not any((*counts, *lists, *texts))
+
     def warnings(self) -> Iterator[str]:
+        if self.is_unknown:
+            yield f"WARNING: the store has nothing of {self.subject!r}. Check the name, and `tenant` if it was given"
         if self.not_searched["free_pages"]:
             yield "WARNING: the database is in use, so its free pages were not removed: repeat this later"
         for version in (row["version"] for row in self.versions if row["is_champion"]):
@@ -604,7 +614,8 @@ class ForgetSubject(InExistingStore):
     """Delete all rollouts of the data subject SUBJECT and what agents remember of them (facts of a memory), and list
     the exports and artifacts made from them, and rollouts and facts of others that quote or name them.
 
-    --versions retire also takes the versions made from them out of use. A champion stays in production: deploy another.
+    `versions='retire'` also takes the versions made from them out of use. A champion stays in production: deploy
+    another.
 
     Raises:
         CacheError: the response cache could not be written.

@@ -44,8 +44,8 @@ class TrainRL(Reported, Trusting, InStore, RLSettings):
 
     Trains on `train`, evaluates on `val`, and compares old and new weights on the sealed `test`, greedy and sampled.
     The adapter is served as MODEL+NAME. With a curriculum, steps take train tasks of its stages, and evaluations val
-    tasks of the current stage. An export brings its tasks and rewards: no program runs, and the weights that made the
-    calls are those that ratios are relative to.
+    tasks of the current stage. An export brings its tasks and rewards: no program runs, and importance ratios are
+    relative to the weights that made the calls.
 
     Raises:
         AssayError: what was wrong, which rule, what to do.

@@ -15,6 +15,7 @@ from assay.errors import ConfigError
 from assay.optimizers.finetuning.report import SFTReport
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.runs.groups import Budget, JudgeModel, ProgramExecution, ProgramJob, Source, Task
+from assay.support.names import check_name
 from assay.support.options import Flag, Positive, function_of, options_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
         return {name: value for name, value in stored.items() if name in kept}
 
     def check(self) -> None:
+        check_name(self.name, plain=True)
         if not (self.program is None) == (self.rubric is None) == (self.data is None):
             raise ConfigError("`program`, `rubric` and `data` belong together: give all three, or none")
         unused = [*self.changed(*_OF_PROGRAM), *(["evaluation"] if self.evaluation else [])]
@@ -84,13 +86,17 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
 
     def run(self) -> SFTReport:
         from assay.optimizers.finetuning import sft
+        from assay.optimizers.finetuning.base import check_trainable
         from assay.optimizers.finetuning.data import read_sft
-        from assay.optimizers.finetuning.run_folder import rank
+        from assay.optimizers.finetuning.run_folder import check_free, rank
         from assay.runs.independence import independent
         from assay.runs.trainings import open_training
 
         settings, measured, progress = self.part(SFTSettings), self.measured, self.reporter
         if not rank():
+            check_trainable(self.model)
+            if not self.resume:
+                check_free(self.name)
             if self.program is not None:
                 independent(self.rubric, measured.get("judge_model"), self.model)
             # refused before a run is stored or a model is asked

@@ -132,7 +132,7 @@ class TuneReport(JobReport):
         best = ", ".join(f"{name} {in_figures(value)}" for name, value in self.best.items())
         if level := self.level_with_best:
             numbers = ", ".join(map(str, level[:8])) + (", …" if len(level) > 8 else "")
-            best += f"; level with {counted(len(level), 'other trials')} ({numbers}): no significant difference on val"
+            best += f"; no significant difference on val from {counted(len(level), 'other trials')} ({numbers})"
         several = len({trial["program"] for trial in self.history if "program" in trial}) > 1
         yield f"best: {best}" + (f" ({self.program})" if several else "")
         if len(self.objectives) > 1:
@@ -260,7 +260,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
 
     PROGRAM's own parameters are the default, the baseline of the comparison. Trials that score worse are stopped after
-    a few tasks; --resume continues a study, and --study with --storage joins one from other machines. With a
+    a few tasks; `resume` continues a study, and `study` with `storage` joins one from other machines. With a
     curriculum, trials run the val tasks of one stage after another. With the method policy a network learns which
     parameter to change; in one episode a parameter changes by at most min(0.5, 30 * learning rate) of its range.
 

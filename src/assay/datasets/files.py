@@ -27,7 +27,7 @@ from assay.support.places import no_such_file
 _JSON_LINES, _JSON, _TABLES, _PARQUET = (".jsonl", ".ndjson"), ".json", (".csv", ".tsv"), ".parquet"
 _ENDINGS = (*_JSON_LINES, _JSON, *_TABLES, _PARQUET)
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-FILE_TYPES = f"{', '.join(_ENDINGS)}, each but the last also with {', '.join(_COMPRESSED)}"
+FILE_TYPES = f"{', '.join(_ENDINGS)} (all but {_PARQUET} also compressed: {', '.join(_COMPRESSED)})"
 _MAX_LINE = 16 * 2**20  # characters
 _MAX_DOCUMENT = 256 * 2**20  # characters of a file that is one JSON value
 _TIMES = 1000  # largest plausible ratio of the decompressed size to the file's

@@ -10,6 +10,7 @@ from assay.datasets.files import FILE_TYPES, file_rows, is_data_file
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.specs import GENERATORS, Row, generator_of, options_of
 from assay.errors import DataError, MissingExtra
+from assay.support.names import nearest
 from assay.support.places import no_such_file
 from assay.support.values import json_value
 
@@ -36,9 +37,12 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return generator_of(kind)(rest)
     path = Path(spec)
     if not path.is_dir() and not is_data_file(spec):
+        kinds = [f"{name}:" for name in ("hf", "reasoning_gym", *GENERATORS, "curriculum")]
+        near = nearest(f"{kind}:", kinds) if ":" in spec else None
+        hint = f". Did you mean {near!r}?" if near else ""
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {FILE_TYPES}, "
-            f"or hf:…, reasoning_gym:…, {', '.join(f'{name}:…' for name in GENERATORS)}, curriculum:…"
+            f"or {', '.join(f'{name}…' for name in kinds)}{hint}"
         )
     if not path.exists():
         raise DataError(no_such_file(path))

@@ -13,6 +13,7 @@ from assay.datasets.fields import Fields
 from assay.datasets.keys import task_key
 from assay.errors import DataError, NoJsonForm
 from assay.support.missing import is_missing
+from assay.support.names import nearest
 from assay.support.values import json_value
 
 __all__ = [
@@ -46,7 +47,7 @@ USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", 
 
 NULL: Mapping[str, bool] = {"$null": True}  # in a row: an expected output that must be null
 UNKNOWN = "unknown_output"  # in the metadata of a task whose answer, label, … is not known, but another column is
-OTHER_COLUMNS = "other_columns"  # in the metadata of a task: columns in `expected` that are no outputs of the program
+OTHER_COLUMNS = "other_columns"  # in the metadata of a task: columns in `expected` that are not outputs of the program
 _NULL_TEXT = '{"$null":true}'
 
 
@@ -263,7 +264,17 @@ def _of_flat(
 
 def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]) -> DataError:
     """Error for a row that lacks inputs of the program; lists the columns of the row."""
+    inputs = f"input{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
     return DataError(
-        f"{where}: the program's input {list(missing)} is missing; the columns are {sorted(map(str, columns))}. "
+        f"{where}: no column for the program's {inputs}; the columns are {', '.join(sorted(map(str, columns)))}. "
         "Rename columns: `rename={'COLUMN': 'NAME'}`"
     )
+
+
+def other_inputs(program: str, takes: Sequence[str], given: Iterable[str]) -> str:
+    """Message about inputs that are not those of a program."""
+    named = sorted(given)
+    near = next((near for name in named if name not in takes and (near := nearest(name, takes))), None)
+    noun = "input" if len(takes) == 1 else "inputs"
+    hint = f". Did you mean {near!r}?" if near else ""
+    return f"{program} takes the {noun} {', '.join(takes)}, not {', '.join(named) or 'none'}{hint}"

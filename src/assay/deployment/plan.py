@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import queue
-import signal
 import subprocess
 import threading
 import time
@@ -26,6 +25,7 @@ from assay.errors import ConfigError
 from assay.support.names import one_of
 from assay.support.options import Count, Items, Positive, Seconds, Settings
 from assay.support.scrubbing import add_secrets, error_text
+from assay.support.systems import kill_group
 from assay.support.values import json_text
 
 # -- Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the
@@ -173,9 +173,7 @@ def _run(hook: Hook, body: bytes) -> None:
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"not finished after {hook.timeout_s:g} s") from None
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with its children
-        process.wait()
+        kill_group(process)
     if process.returncode:
         raise RuntimeError(f"exit status {process.returncode}")
 

@@ -368,7 +368,7 @@ def beyond_limit(plan: Plan, metric: Metric, arms: Arms) -> str | None:
     if metric.failure_above is None:
         return None
     completed = (_completed(plan, metric, arms, CANDIDATE)[-1 if metric.sign > 0 else 0]).values()
-    cells = [of_arm[CANDIDATE] for of_arm in completed]  # missing ones are no harm
+    cells = [of_arm[CANDIDATE] for of_arm in completed]  # missing ones are not harm
     mean, variance, freedom = mean_of(cells)
     if math.isnan(mean):
         return None

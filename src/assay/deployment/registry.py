@@ -457,7 +457,7 @@ def set_flag(engine: sa.Engine, agent: str, name: str, value: bool | float | Non
 
 
 def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: str = "") -> None:
-    """Adds a row under the name that is stored. Also for settings of an agent that are no flags of units, such as its
+    """Adds a row under the name that is stored. Also for settings of an agent that are not flags of units, such as its
     validation suite; they are checked by who writes them."""
     row = {
         "agent": agent, "name": stored, "value": None if value is None else json.dumps(value),

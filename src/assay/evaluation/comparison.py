@@ -170,8 +170,8 @@ def what_would_decide(before: Evaluation, after: Evaluation, split: str) -> str:
         )
     least = detectable_difference(tasks, spread=spread)
     return (
-        f"{counted(tasks, split + ' tasks')} can show a gain of {figure(least)} or more with {POWER:.0%} power, and "
-        f"{signed(mean)} was seen: a smaller gain takes more tasks"
+        f"{counted(tasks, split + ' tasks')} can show a gain of {figure(least)} or more with {POWER:.0%} power; the "
+        f"measured gain is {signed(mean)}. Smaller gains need more tasks"
     )
 
 

@@ -316,7 +316,7 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
         words = list(self.keys.values())
         start = text.strip().lstrip(_MARKS).casefold()
         begun = {token for entry in top if (token := _plain(entry)) and start.startswith(token)}
-        sentence = {_WORD} - begun if says(text, words) else {_WORD, *begun}  # first tokens that are no label
+        sentence = {_WORD} - begun if says(text, words) else {_WORD, *begun}  # first tokens that are not a label
         by_key, mass = word_probabilities([entry for entry in top if _plain(entry) not in sentence], words)
         others = _other_tokens(top, words, sentence)
         if others and others[0][0] > mass and others[0][1].strip().startswith("<think"):

@@ -13,7 +13,6 @@ import contextvars
 import ctypes
 import heapq
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from assay.models.scope import having, pin_place
+from assay.support.systems import after_fork
 
 DEFAULT_S = 600.0
 LAST_CALLS_S = 30.0  # for the answers to calls in flight when a run is stopped; a second Ctrl-C ends at once
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _limit: ContextVar[float | None] = ContextVar("assay_task_timeout", default=DEFAULT_S)
 _tool_limit: ContextVar[float | None] = ContextVar("assay_tool_timeout", default=None)
 _idle: "list[_Worker]" = []
-os.register_at_fork(after_in_child=_idle.clear)  # a forked process has none of these threads
+after_fork(_idle.clear)  # a forked process has none of these threads
 
 
 class OverTime(TimeoutError):
@@ -467,7 +467,7 @@ def _new_clock() -> None:
     _clock = _Clock()
 
 
-os.register_at_fork(after_in_child=_new_clock)  # a forked process has no clock thread
+after_fork(_new_clock)  # a forked process has no clock thread
 
 
 def within_tool_limit(call: Callable[[], T], tool: str) -> T:

@@ -5,11 +5,9 @@ import heapq
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from functools import wraps
-from multiprocessing.pool import ThreadPool
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -178,6 +176,9 @@ def settings_for_threads() -> AbstractContextManager[object]:
 def follow() -> None:
     """Install the propagation for threads started and jobs submitted from now on; once per process."""
     global _following
+    from concurrent.futures import ThreadPoolExecutor
+    from multiprocessing.pool import ThreadPool
+
     with _lock:
         if _following:
             return

@@ -6,7 +6,6 @@ An engine that cannot honour a budget is refused with the reason: most servers i
 import itertools
 import json
 import re
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -181,6 +180,8 @@ def template_thinks(template: str) -> bool:
 
 
 def _json(url: str, key: str | None) -> Any:
+    import urllib.request
+
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:

@@ -165,6 +165,8 @@ def program_class(name: str) -> Any:
             raise ProgramError(
                 f"no artifact or program at {name!r}: there is no such file or folder{similar_name(path)}"
             )
+        if path.is_file():
+            raise ProgramError(f"{name!r} is not a program: pass path/to/file.py:Class or the folder of an artifact")
         made = [str(made) for made in [Path(".assay/artifacts") / name] if made.is_dir()]
         near = made or difflib.get_close_matches(name, SHIPPED, 1)
         hint = f". Did you mean {near[0]!r}?" if near else similar_name(path)

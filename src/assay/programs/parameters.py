@@ -54,8 +54,9 @@ class AgentParameters(pydantic.BaseModel):
                 problem = error.errors()[0]
                 name = str(problem["loc"][0])
                 low, high = RANGES[name]
+                kind = "a whole number " if type(self).model_fields[name].annotation is int else ""
                 raise ParameterError(
-                    f"{name}={problem['input']!r} must be between {low:g} and {high:g} ({problem['msg']})"
+                    f"{name}: must be {kind}between {low:g} and {high:g}, not {problem['input']!r}"
                 ) from None
 
     @classmethod
@@ -81,9 +82,11 @@ def _check_names(values: Mapping[str, Any]) -> None:
     if unknown := sorted(values.keys() - RANGES.keys()):
         near = difflib.get_close_matches(unknown[0], RANGES, 1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
-        raise ParameterError(f"unknown agent parameter {unknown}; parameters are {', '.join(RANGES)}{hint}")
+        names = ", ".join(map(repr, unknown))
+        are_not = "is not an agent parameter" if len(unknown) == 1 else "are not agent parameters"
+        raise ParameterError(f"{names} {are_not}; the parameters are {', '.join(RANGES)}{hint}")
     if flags := sorted(name for name, value in values.items() if isinstance(value, bool)):
-        raise ParameterError(f"{flags[0]}={values[flags[0]]!r} must be a number")
+        raise ParameterError(f"{flags[0]}: must be a number, not {values[flags[0]]!r}")
 
 
 def reasoning_tokens(depth: int) -> int:

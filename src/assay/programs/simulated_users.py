@@ -71,7 +71,7 @@ class UserProfile:
         """Reads a task's input `user`.
 
         Raises:
-            DataError: it has no goal, facts that are no mapping, or a fact without a value or with a misspelled key.
+            DataError: it has no goal, facts that are not a mapping, or a fact without a value or with a misspelled key.
         """
         goal = profile.get("goal") if isinstance(profile, Mapping) else None
         facts = profile.get("facts", {}) if isinstance(profile, Mapping) else None

@@ -24,7 +24,7 @@ from assay.support.values import json_text, json_value
 # The functions here decide; `Agent.decided` asks the model. Nothing is used unless an agent has a policy.
 
 
-_NOT_ANSWERS = ("calls", "steps", "reasoning", "thought")  # fields of a prediction that are no part of its answer
+_NOT_ANSWERS = ("calls", "steps", "reasoning", "thought")  # fields of a prediction that are not part of its answer
 
 
 class ThinkingPolicy(Settings):

@@ -26,7 +26,7 @@ def models_text(report: Mapping[str, Any]) -> str:
         return ""
     return "; ".join(
         f"{row['model']}: {counted(row['calls'], 'calls')}"
-        + (f" ({row['cached']:,} more answered by equal calls)" if row["cached"] else "")
+        + (f" ({row['cached']:,} more from the cache)" if row["cached"] else "")
         + f", {row['tokens']:,} tokens, {cost_words(row['cost_usd'])}"
         for row in models
     )
@@ -65,7 +65,7 @@ def tool_rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]
         cells = [
             f"{scale * value['mean']:.{digits}f}{' %' if shares else ''} "
             f"[{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}], "
-            f"{value['n']} {'task' if value['n'] == 1 else 'tasks'}"
+            f"{counted(value['n'], 'tasks')}"
             if (value := side.get(name))
             else "–"
             for side in sides
@@ -82,7 +82,9 @@ def with_interval(value: Mapping[str, Any], unit: str = "tasks") -> str:
         if value.get("low") is None
         else f"95 % [{signed(value['low'])}, {signed(value['high'])}]"
     )
-    return f"{signed(value['mean'])}, {interval}" + (f", {value['n']} {unit}" if value.get("n") is not None else "")
+    return f"{signed(value['mean'])}, {interval}" + (
+        f", {counted(value['n'], unit)}" if value.get("n") is not None else ""
+    )
 
 
 def gain_claim(low: float, high: float, openings: Mapping[str, int] | None = None) -> str:

@@ -1,7 +1,7 @@
 """Shipped code checks. Each is called as `check(task, prediction, rollout, **with)` and returns a grade in [0, 1].
 
 `prediction` is a dict of the output fields. `field` names the field to check; the default is the task's only expected
-field, not counting columns that are no outputs of the program. Rollouts recorded from outside (gateway, imports) have
+field, not counting columns that are not outputs of the program. Rollouts recorded from outside (gateway, imports) have
 one field whose name the recorder chose; without `field`, that field is read whatever its name. A check without the data
 it needs raises `NoGrade`; the criterion is unscored. Where null is expected of a field (`assay.datasets.tasks.NULL`), a
 check of this field gives 1 for null, otherwise 0.

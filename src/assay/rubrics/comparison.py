@@ -21,7 +21,7 @@ def same(found: Any, expected: Any, *, case: bool = False) -> bool:
     """Whether two values are equal as JSON values (`assay.support.values.json_value`), whatever types they had.
 
     - Numbers are equal by their value: 3, 3.0 and `Decimal("3")`, and a text that is one number: "3". True and false
-      are no numbers; they equal the texts "true" and "false".
+      are not numbers; they equal the texts "true" and "false".
     - Texts are equal if they differ in runs of white space or, without `case`, in case only. A date equals its ISO
       text, an enum member its value. Times, with or without a date, are equal if they are the same moment, in any ISO
       form: `2024-02-29T12:30:00Z` and `2024-02-29 13:30+01:00`, `12:30Z` and `13:30:00+01:00`.

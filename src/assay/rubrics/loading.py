@@ -537,7 +537,10 @@ def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
     if not spec.use:
         return spec
     place = (folder or Path()) / spec.use
-    return replace(spec, use=str(place if is_artifact(place) else shipped_judge(spec.use) or place))
+    if is_artifact(place):
+        return replace(spec, use=str(place))
+    is_name = not place.suffix and not place.exists()  # unknown; as the file has it, for the message
+    return replace(spec, use=str(shipped_judge(spec.use) or (spec.use if is_name else place)))
 
 
 def shipped_judge(name: str) -> Path | None:

@@ -4,10 +4,11 @@ Calls in flight are waited for, so that their answers are stored and priced; the
 as stopped. A second Ctrl-C ends at once.
 """
 
+import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +38,29 @@ def ending_signals() -> list[signal.Signals]:
     """Signals that end a command in order: Ctrl-C, SIGTERM, SIGHUP. One that is ignored (`nohup`) stays ignored."""
     known = (getattr(signal, name, None) for name in _SIGNALS)  # Windows has no SIGHUP
     return [number for number in known if number and signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
+def on_ending_signals(loop: asyncio.AbstractEventLoop, end: Callable[[], object]) -> None:
+    """Makes the signals of `ending_signals` call `end` in the loop. Call it within the loop's thread.
+
+    Outside of the main thread, which alone receives signals, it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = {number: signal.getsignal(number) for number in ending_signals()}
+
+    def handle(number: int, frame: Any) -> None:
+        if loop.is_closed():
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
+        else:
+            loop.call_soon_threadsafe(end)
+
+    for number in before:
+        try:
+            loop.add_signal_handler(number, end)
+        except NotImplementedError:  # the event loops of Windows
+            signal.signal(number, handle)
 
 
 @contextmanager

@@ -161,8 +161,8 @@ class Model(Settings):
     api_key_env: KeyVariable = None
     """Environment variable with the API key for this server; by default the provider's usual one."""
     price: Annotated[str | None, Flag(metavar="IN,OUT", job=False), Parse(price_text)] = None
-    """Price of the model in US dollars for a million tokens of prompt and answer: 0.15,0.60. Also that of the other
-    roles with this model. By default litellm's, to which litellm.register_model adds."""
+    """Price of the model in US dollars for a million tokens of prompt and answer: 0.15,0.60. It also applies to
+    other roles with this model. By default litellm's, to which litellm.register_model adds."""
     thinking: Budget = None
     """How much the program may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max, off or
     auto (no limit). It replaces the program's own, and is stored in the artifact. A model or program that cannot keep
@@ -194,8 +194,8 @@ class JudgeModel(Settings):
     judge_model: str | None = None
     """Language model of the rubric's judges; by default the one that a judge's file names, else the program's."""
     judge_api_base: Address = None
-    """Base URL of an OpenAI-compatible server for the judges' model. By default that of `api_base`; 'provider': the
-    provider's own address."""
+    """Base URL of an OpenAI-compatible server for the judges' model. By default that of the program's model;
+    'provider': the provider's own address."""
     judge_api_key_env: KeyVariable = None
     """Environment variable with the API key for the judges' model; by default the provider's usual one."""
     judge_thinking: Budget = None
@@ -229,8 +229,8 @@ class ReflectionModel(Settings):
     reflection_model: str | None = None
     """Language model that proposes instructions; by default that of the program."""
     reflection_api_base: Address = None
-    """Base URL of an OpenAI-compatible server for the reflection model. By default that of `api_base`; 'provider': the
-    provider's own address."""
+    """Base URL of an OpenAI-compatible server for the reflection model. By default that of the program's model;
+    'provider': the provider's own address."""
     reflection_api_key_env: KeyVariable = None
     """Environment variable with the API key for the reflection model; by default the provider's usual one."""
     reflection_thinking: Budget = None
@@ -287,8 +287,8 @@ class ProgramExecution(Resumable, Cached, Preflight, Threads, Execution):
     prompt_format: Literal["json", "lean", "xml", "chat"] | None = None
     """Format in which a program's fields are written into messages; by default the program's own."""
     replace_lms: bool = False
-    """Call the language model in place of the models that the program makes itself. By default these are called as
-    they are, also if a model is named."""
+    """Call the language model in place of the models that the program makes itself. By default they are used
+    unchanged, even with `model`."""
     executor: Annotated[Literal["threads", "ray"], Flag(job=False)] = "threads"
     """Where tasks run. threads: in this process; ray: on the hosts of the Ray cluster at RAY_ADDRESS, or of one that is
     started on this machine."""

@@ -17,11 +17,12 @@ from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError
 from assay.evaluation import Progress, SilentProgress
 from assay.models.roles import is_embedded
+from assay.optimizers.finetuning.base import check_trainable
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
 from assay.optimizers.finetuning.policy_gradient import train_policy
 from assay.optimizers.finetuning.report import PolicyReport
-from assay.optimizers.finetuning.run_folder import rank, world
+from assay.optimizers.finetuning.run_folder import check_free, rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, export_temperature
 from assay.programs.foreign.agent import ForeignAgent
@@ -79,6 +80,10 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
     if "temperature" in config.parameters:
         raise ConfigError("temperature would have no effect: `temperature` is that of rollouts", field="parameters")
     settings = config.policy
+    if not rank():  # refused before a model is called
+        check_trainable(settings.model)
+        if not config.resume:
+            check_free(config.name)
     measure = independent(command.rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
     retention, monitoring = guards_of(
         config.retention, command.monitor, program=str(program), data=config.data, judge=config.judge_model,

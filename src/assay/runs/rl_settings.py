@@ -9,6 +9,7 @@ from assay.errors import ConfigError
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.runs.groups import SPLITS, Source, StagedJob
 from assay.runs.project_file import is_of_project
+from assay.support.names import check_name
 from assay.support.options import Flag, Positive, options_of
 
 # Training on an export has no use for these: tasks and rewards are in the export, and no program runs.
@@ -84,6 +85,7 @@ class RLSettings(PolicySettings, StagedJob):
         return not is_export(self.program)
 
     def check(self) -> None:
+        check_name(self.name, plain=True)
         if is_export(self.program):
             kind: Any = type(self)
             update = options_of(PolicySettings).keys() - {*ROLLOUTS_ONLY}

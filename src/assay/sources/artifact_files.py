@@ -38,6 +38,8 @@ def check_artifact_format(manifest: Mapping[str, Any], folder: Path) -> None:
     """Raises `NoArtifact` if the manifest has no format number, `ArtifactError` if it has another format."""
     if not isinstance(version := manifest.get("format"), int):
         raise NoArtifact(f"{folder}: manifest.json has no format number: it is not an assay artifact")
+    if manifest.get("kind") in ("sft", "grpo", "preferences", "transitions") and "program" not in manifest:
+        raise NoArtifact(f"{folder} is an export, not an artifact")
     check_format(f"the artifact {folder}", version, FORMAT, remake="compile again", error=ArtifactError)
 
 

@@ -11,8 +11,8 @@ def counted(number: float, things: str) -> str:
 
 
 def calls_text(calls: int, cached: int) -> str:
-    """The LM calls that were made, and how many more were answered by equal calls of this run or of earlier ones."""
-    return f"{calls:,} ({cached:,} more answered by equal calls)"
+    """The LM calls that were made, and how many more the response cache answered, from this run or earlier ones."""
+    return f"{calls:,} ({cached:,} more from the cache)"
 
 
 def price(value: float | None) -> str:

@@ -43,7 +43,12 @@ R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
-_RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
+_RULES = {  # kinds of errors of pydantic
+    "sequence_str": "a list of texts", "finite_number": "a finite number", "string_type": "a text",
+    "bool_type": "true or false", "bool_parsing": "true or false", "dict_type": "a mapping",
+    "mapping_type": "a mapping", "int_type": "an integer", "int_parsing": "an integer", "int_from_float": "an integer",
+    "float_type": "a number", "float_parsing": "a number", "path_type": "a path",
+}  # fmt: skip
 _LONGEST = 200  # characters of a value in a message
 _SCALARS = (bool, int, float, str, Path, NoneType)
 LARGEST_SEED = 2**32 - 1  # NumPy and transformers take no larger one, and the store's column has 64 bits
@@ -305,7 +310,8 @@ def options_of(kind: Any) -> Mapping[str, Option]:
 
 def _option(kind: Any, item: "Field[Any]", annotation: Any, help: str) -> Option:
     owner = next(base for base in kind.__mro__[::-1] if item.name in getattr(base, "__dataclass_fields__", {}))
-    group = "" if owner is kind else str(owner.__doc__).partition("\n")[0].rstrip(".")
+    is_own = owner is kind or hasattr(owner, "run")  # a command that inherits another one has its options as own
+    group = "" if is_own else str(owner.__doc__).partition("\n")[0].rstrip(".")
     default = item.default if item.default_factory is MISSING else item.default_factory()
     return option_of(item.name, annotation, default, help, group, positional=not item.kw_only)
 
@@ -378,7 +384,9 @@ def _stored(options: Mapping[str, Option], values: Mapping[str, Any], adapter: A
         if wrong[0]["type"] == "literal_error":
             raise _not_a_choice(options[name], wrong[0]["input"]) from None
         rules = dict.fromkeys(
-            _RULES.get(item["type"]) or item["msg"].removeprefix("Input should be ") for item in wrong
+            _RULES.get(item["type"])
+            or item["msg"].removeprefix("Input should be ").replace("an instance of Path", "a path")
+            for item in wrong
         )
         raise ConfigError(f"must be {' or '.join(rules)}, not {_shown(wrong[0]['input'])}", field=name) from None
     for name, value in fitting.items():

@@ -53,6 +53,13 @@ def check_writable(path: str | Path, argument: str, *, inputs: Iterable[object] 
         raise ConfigError(f"`{argument}={str(path)!r}` cannot be written: {reason}. Name another file") from None
 
 
+def check_new_file(path: str | Path, argument: str, *, inputs: Iterable[object] = ()) -> None:
+    """As `check_writable`, for a result: an existing file is refused. A device or a pipe may exist."""
+    check_writable(path, argument, inputs=inputs)
+    if Path(path).is_file():
+        raise ConfigError(f"`{argument}={str(path)!r}` already exists and is not overwritten. Name another file")
+
+
 @contextmanager
 def writing(path: str | Path) -> Iterator[Path]:
     """A file to write to, which replaces `path` at the end. After an exception, `path` is as it was before.

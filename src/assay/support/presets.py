@@ -1,6 +1,5 @@
 """Presets: settings of a search or training in a TOML file, shipped in `optimizers/` or a user's own copy."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,16 @@ def apply_preset(settings: Settings, field: str, *kinds: Any) -> None:
     if not isinstance(named, str | Path):
         return
     path = Path(named)
-    if path.suffix != ".toml":
+    is_shipped = path.suffix != ".toml"
+    if is_shipped:
         path = CONTENT / "optimizers" / f"{named}.toml"
         if not str(named).isidentifier() or not path.is_file():
             return
     values, declared = _read(path), options_of(owner)
     allowed = [name for name in declared if any(name in kind.__annotations__ for kind in kinds)]
     if field not in values:
+        if is_shipped:  # a preset of another command
+            return
         raise ConfigError(f"{path}: {field} is missing: it says what the settings are for")
     for name, value in values.items():
         if name not in allowed:
@@ -53,6 +55,8 @@ def apply_preset(settings: Settings, field: str, *kinds: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -147,7 +147,7 @@ def sections_in(text: str, names: Collection[str] = (), *, formats: Collection[s
     """Fields of an answer with their positions, in order.
 
     The text is read in the format in which it has most of the named fields; of several formats, or without names, in
-    that which begins first. Thoughts are no part of an answer.
+    that which begins first. Thoughts are not part of an answer.
     """
     plain = {"": blanked_thoughts(text), "xml": blanked_thoughts(text, names or _THOUGHTS)}
     readings = {form: spans for form in formats if (spans := _FORMS[form][0](plain.get(form, plain[""]), names))}

@@ -1,7 +1,6 @@
 """Plain data records: rollouts, transitions, tool calls and verdicts. Other packages create and fill them."""
 
 import hashlib
-import os
 import random
 import time
 import unicodedata
@@ -10,12 +9,13 @@ from typing import Any, Protocol
 
 from assay.errors import ConfigError, FailureKind
 from assay.models.calls import Call
+from assay.support.systems import after_fork
 
 RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
-"""Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
+"""Fields of a prediction that record how it was made. Not part of the answer, which judges and checks grade."""
 
 NOT_AGENTS = ("judge", "check", "simulated_user")
-"""Sources of rollouts that are no agent's: exports, lists and scoring leave them out unless they are asked for."""
+"""Sources of rollouts that no agent made: exports, lists and scoring leave them out unless they are asked for."""
 
 
 _AGENT_NAME = 64  # characters; the width of the column
@@ -23,7 +23,7 @@ _AGENT_NAME = 64  # characters; the width of the column
 
 # Seeded once by the system: `os.urandom` for each id would release the interpreter's lock.
 _random = random.Random()
-os.register_at_fork(after_in_child=_random.seed)
+after_fork(_random.seed)
 
 
 def new_id() -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -48,6 +47,7 @@ class View(Listening, InExistingStore):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        from assay.runs.ending import on_ending_signals
         from assay.traces.gateway.connections import ConnectionLimits, Listener
         from assay.traces.store import store_address
         from assay.web.access import PageAccess
@@ -63,8 +63,7 @@ class View(Listening, InExistingStore):
             port = await self.listen(listener)
             ended, loop = asyncio.Event(), asyncio.get_running_loop()
             # Before the address is printed: the process that reads it may send a signal at once.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, ended.set)
+            on_ending_signals(loop, ended.set)
             loop.call_later(_WARM_UP_S, page.warm_up)
             try:
                 if self.on_start is not None:

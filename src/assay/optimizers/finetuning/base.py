@@ -129,6 +129,49 @@ def lean_head() -> Iterator[None]:
         utils._use_triton = before
 
 
+def check_trainable(name: str) -> None:
+    """Checks that a model has weights that can be loaded, without loading them.
+
+    Raises:
+        MissingExtra: huggingface_hub, which transformers brings, is not installed.
+        ModelError: it has none, or they are neither on this machine nor on the hub.
+    """
+    _check_kind(name)
+    if name.startswith("embedded/") or Path(name).is_dir():
+        return
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "train") from error
+    unreachable = why_unreachable(name)
+    try:
+        hf_hub_download(name, "config.json", local_files_only=bool(unreachable))
+    except (OSError, ValueError) as error:
+        raise _not_loadable(name, unreachable, error) from error
+
+
+def _check_kind(name: str) -> None:
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise NoModelFile(
+            f"the folder {name!r} has no config.json, so it holds no model: name one with all its weights"
+        )
+    if name.startswith("embedded:"):
+        raise ModelError(
+            f"{name!r} can be run and judged with, not trained: train embedded/NAME, a model of the hub, "
+            "or a folder of weights"
+        )
+
+
+def _not_loadable(name: str, unreachable: str, error: Exception) -> ModelError:
+    if unreachable:
+        return ModelError(
+            f"{name!r} cannot be loaded for training: {unreachable}, and its cache does not have all files of the "
+            "model. Connect to the network, or name a folder with its weights. A model that only a server has cannot "
+            "be trained"
+        )
+    return ModelError(f"{name!r} cannot be loaded for training: {' '.join(str(error).split())[:300]}")
+
+
 def load_policy(name: str) -> Policy:
     """Loads a model by name.
 
@@ -139,20 +182,12 @@ def load_policy(name: str) -> Policy:
         MissingExtra: torch, transformers or peft is not installed.
         ModelError: it cannot be loaded, or it is of a kind that cannot be trained.
     """
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise NoModelFile(
-            f"the folder {name!r} has no config.json, so it holds no model: name one with all its weights"
-        )
+    _check_kind(name)
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingExtra(str(error.name), "train") from error
-    if name.startswith("embedded:"):
-        raise ModelError(
-            f"{name!r} can be run and judged with, not trained: train embedded/NAME, a model of the hub, "
-            "or a folder of weights"
-        )
     embedded, adapters, source = None, tuple[Adapter, ...](), name
     if name.startswith("embedded/"):
         embedded, adapters = with_adapters(name)
@@ -168,12 +203,7 @@ def load_policy(name: str) -> Policy:
                 source, dtype=torch.bfloat16 if half else torch.float32, local_files_only=cached_only
             )
     except (OSError, ValueError) as error:
-        if unreachable:
-            raise ModelError(
-                f"{name!r} cannot be loaded for training: {unreachable}, and its cache does not have all files of the "
-                "model. Connect to the network, or name a folder with its weights"
-            ) from error
-        raise ModelError(f"{name!r} cannot be loaded for training: {' '.join(str(error).split())[:300]}") from error
+        raise _not_loadable(name, unreachable, error) from error
     with quiet():
         for adapter in adapters:
             model = _merged(model, adapter.path)

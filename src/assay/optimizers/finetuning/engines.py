@@ -104,7 +104,7 @@ class TimeoutPool:
         """Abandons calls that exceed the limit; raises the error of a failed call. Call it with `changed` held."""
         if stop is not None and stop.is_set():
             self.queued.clear()
-            raise Cancelled("stopped by a signal")
+            raise Cancelled("by a signal")
         if self.errors:
             raise self.errors[0]
         now = time.monotonic()

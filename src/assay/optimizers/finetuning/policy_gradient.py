@@ -562,8 +562,9 @@ class _Training:
                 self.first_scores.setdefault(other.name, score)
         self.monitoring.update(step, values)
         of_stage = f" (stage {self.schedule.stage.name})" if self.schedule is not None else ""
-        figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
-        self.progress.say(f"step {step}{of_stage}: {figures}")
+        names = {name: name.removeprefix("held_out_").replace("_", " ") for name in values}
+        figures = ", ".join(f"{names[name]} {value:.3f}" for name, value in values.items())
+        self.progress.say(f"step {step}{of_stage}, on val: {figures}")
         lost = {
             name: first_score - values[f"retained_{name}"]
             for name, first_score in self.first_scores.items()

@@ -9,8 +9,8 @@ from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
-from assay.support.names import nearest
-from assay.support.options import EXPERT, Count, Flag, OneOf, Positive, Seconds, Seed, Settings, Share, options_of
+from assay.support.names import nearest, one_of
+from assay.support.options import EXPERT, Count, Flag, Positive, Seconds, Seed, Settings, Share, options_of
 from assay.support.presets import apply_preset
 
 T = TypeVar("T", bound=Settings)
@@ -26,7 +26,10 @@ _Length = Annotated[int, Ge(16)]
 
 
 class SFTSettings(Settings):
-    """Supervised fine-tuning. LoRA's alpha is twice its rank."""
+    """Weight update by supervised fine-tuning.
+
+    LoRA's alpha is twice its rank.
+    """
 
     model: str = DEFAULT_MODEL
     """Model to train, embedded or of the hub; adapters in its name are merged first."""
@@ -66,11 +69,12 @@ class PolicySettings(Settings):
     to the loss (k3 estimate, TRL).
     """
 
-    algorithm: Annotated[str, OneOf(ALGORITHMS), Flag(name="--method")] = "grpo"
-    """Where advantages come from. grpo: each call's return against its group's mean at the same turn, over the group's
-    deviation; rloo: against the mean of the others of its group, unscaled; reinforce++: returns normalised over all
-    tokens of the batch, without groups; reinforce++-turn: against the batch's mean at the same turn, over the batch's
-    deviation; ppo: generalised advantages over the turns, from a fitted value."""
+    algorithm: Annotated[str, Flag(name="--method", path=True)] = "grpo"
+    """Where advantages come from, or a .toml file of settings such as optimizers/grpo.toml. grpo: each call's
+    return against its group's mean at the same turn, over the group's deviation; rloo: against the mean of the
+    others of its group, unscaled; reinforce++: returns normalised over all tokens of the batch, without groups;
+    reinforce++-turn: against the batch's mean at the same turn, over the batch's deviation; ppo: generalised
+    advantages over the turns, from a fitted value."""
     model: str = DEFAULT_MODEL
     """Model to train; adapters in its name are merged first."""
     steps: Positive = 30
@@ -145,6 +149,9 @@ class PolicySettings(Settings):
         super().__post_init__()
 
     def check(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            wrong = one_of(self.algorithm, ALGORITHMS, other="a .toml file")
+            raise ConfigError(f"{self.algorithm!r} {wrong}", field="algorithm")
         least = 1 if self.algorithm.startswith("reinforce++") else 2
         if self.num_generations < least:
             raise ConfigError(f"must be at least {least}, not {self.num_generations}", field="num_generations")

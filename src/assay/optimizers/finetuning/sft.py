@@ -112,8 +112,8 @@ class LossMonitor:
             )
         elif best and len([step for step, _ in curve if step > best]) >= _RISEN and last > lowest:
             alarms["overfitting"] = (
-                f"the held-out loss rose from {lowest:.3f} at step {best} to {last:.3f}: the rows are learned by "
-                "heart. The weights with the lowest held-out loss are kept. Lower `epochs=…` or `learning_rate=…`, or "
+                f"the held-out loss rose from {lowest:.3f} at step {best} to {last:.3f}: overfitting. "
+                "The weights with the lowest held-out loss are kept. Lower `epochs=…` or `learning_rate=…`, or "
                 "give more rows"
             )
         return alarms

@@ -150,8 +150,8 @@ def check_ranges(ranges: Mapping[str, tuple[float, float]], fixed: Mapping[str, 
     if unknown := sorted(set(ranges) - set(_LIMITS)):
         hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], _LIMITS)) else ""
         raise ParameterError(
-            f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}, and of a program that thinks "
-            f"{', '.join(THRESHOLDS)}{hint}"
+            f"not an agent parameter: {', '.join(map(repr, unknown))}; there are {', '.join(RANGES)}, and of a program "
+            f"that thinks {', '.join(THRESHOLDS)}{hint}"
         )
     if conflicting := sorted(set(ranges) & set(fixed)):
         raise ParameterError(f"{conflicting} are fixed and searched at once; give each a range or a value")

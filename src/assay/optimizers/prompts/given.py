@@ -114,7 +114,7 @@ def target_of(name: str, known: tuple[str, ...] = ()) -> Any:
         return _given[name]
     module, colon, _ = without_call(name).rpartition(":")
     if not colon or not module:
-        other = "package.module:NAME, file.py:NAME"
+        other = "a .toml file of settings, package.module:NAME, file.py:NAME"
         raise ConfigError(f"`optimizer={name!r}` {one_of(name, known, other=other)}")
     try:
         arguments_in(name)

@@ -211,9 +211,10 @@ def propose_instruction(
         raise
     except Exception as error:  # a failed proposal does not end the search
         unparsed = isinstance(error, AdapterParseError)
-        cause = f"the answer of {lm.model} lacks the field improved_instruction" if unparsed else error_text(error)
+        cause = "its answer has no field improved_instruction" if unparsed else error_text(error)
         session.progress.say(
-            f"no instruction was proposed: {cause} (traces list --source outside has its calls); the search continues"
+            f"{lm.model} proposed no instruction: {cause}. Its calls: assay traces list --source outside. "
+            "The search continues"
         )
         return None
     text, before = str(prediction.improved_instruction).strip(), predictor.signature.instructions

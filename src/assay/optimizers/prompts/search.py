@@ -182,10 +182,7 @@ class AutoSearch:
         rounds.
         """
         calls = self.session.meter.calls_of("search")
-        return (
-            f"{reason} ({calls} calls of the search count against its cap, answers from the cache included; "
-            "gate and test keep their part of the caps)"
-        )
+        return f"{reason} ({calls} calls used, cached answers included; gate and test keep their part of the caps)"
 
     def begin(self) -> None:
         """Runs the first candidates on the same few tasks, as many as fit into a third of the budget."""
@@ -210,7 +207,7 @@ class AutoSearch:
         """The next round's pairs; empty if budget or tasks are used up, or no candidate promises a gain."""
         size = self._affordable(size)
         if size < 1:
-            self.stopped = self._out_of_calls("what is left is too little for another run")
+            self.stopped = self._out_of_calls("the search cap does not allow another run")
             return []
         running = [c for c in self.candidates if not c.dropped]
         existing = {c.spec for c in self.candidates}
@@ -340,7 +337,7 @@ class AutoSearch:
         tasks = counted(len(best.evaluation), "tasks")
         score = "not scored" if math.isnan(best.evaluation.mean) else f"score {best.mean:.2f}"
         self.session.progress.say(
-            f"after {count} runs of {len(self.candidates)} candidates: {best.name}: {score} on {tasks}"
+            f"after {count} runs of {len(self.candidates)} candidates, best: {best.name}, {score} on {tasks}"
         )
 
     def _add_instructions(self, proposed: Sequence[dict[str, str]]) -> None:
@@ -418,8 +415,8 @@ class PromptSearch:
         chosen, highest = self._best(self.config.token_margin), self._best(-1.0)
         if chosen is not highest:
             self.notes.append(
-                f"the winner on val is {chosen.name}, not {highest.name}: no significant difference in score, and "
-                f"{chosen.prompt_tokens:,.0f} prompt tokens a task, not {highest.prompt_tokens:,.0f}"
+                f"{chosen.name} wins on val: no significant difference in score from {highest.name}, with "
+                f"{chosen.prompt_tokens:,.0f} prompt tokens a task instead of {highest.prompt_tokens:,.0f}"
             )
         return chosen
 

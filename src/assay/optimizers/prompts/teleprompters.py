@@ -301,7 +301,9 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
     if (reason := refusal(name)) is not None:
         raise ConfigError(f"optimizer {title_of(name)}: {reason}")
     short = short_name(name)
-    target = target_of(short, known=("auto", *OPTIMIZERS)) if short not in OPTIMIZERS and short != "auto" else None
+    target = (
+        target_of(short, known=("auto", "light", *OPTIMIZERS)) if short not in OPTIMIZERS and short != "auto" else None
+    )
     _check(name, target, settings or {})
 
 

@@ -22,6 +22,7 @@ from assay.errors import ConfigError
 from assay.sources.modules import attribute_of
 from assay.support.awaited import completed
 from assay.support.names import nearest
+from assay.support.systems import kill_group
 from assay.support.values import json_text
 
 _CHARS = 500  # of a standard error
@@ -272,16 +273,7 @@ class CommandRunner:
                 if os.fstat(out.fileno()).st_size > MOST_BYTES:
                     raise AgentFailed(TOO_MUCH)
         finally:
-            _kill_group(process)
-
-
-def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Ends the process and what it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    process.wait()
+            kill_group(process)
 
 
 def _signal_name(number: int) -> str:

@@ -5,7 +5,6 @@ import os
 import queue
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from assay.errors import ConfigError, SandboxError
 from assay.models.unrecorded import accounted
 from assay.programs.sandbox.isolation import FOLDER, Limits, Plan, isolations_of, plan_for
 from assay.support.names import is_within
+from assay.support.systems import kill_group
 
 # -- Files of a sandboxed process on the host, and what its process group uses.
 #
@@ -366,9 +366,7 @@ class SandboxedProcess:
         """
         if not self._group_killed:
             self._group_killed = True
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            kill_group(self._process)
 
     def _close_descriptor(self, descriptor: int) -> None:
         if descriptor in self._descriptors:
@@ -555,7 +553,7 @@ def available(isolation: str) -> str:
 def probe(isolation: str) -> str:
     """As `available`, without its lock. The result is cached; `probe.cache_clear()` forgets it."""
     if isolation == "none":
-        return ""
+        return "" if hasattr(os, "killpg") else "there are no process groups on this system"
     if sys.platform != "linux":
         return f"{isolation} needs Linux"
     try:

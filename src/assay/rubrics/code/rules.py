@@ -399,7 +399,7 @@ def runner_hook(site: Site, _: Facts) -> Hits:
 
 # -- Rules on literals: results of the visible tests written into the code, and branches for their inputs.
 #
-# Constants of ordinary code are no finding: labels and bounds behind a condition that names no input of the tests,
+# Constants of ordinary code are not a finding: labels and bounds behind a condition that names no input of the tests,
 # constants that are not returned, and tables of which the tests cover only a part.
 
 

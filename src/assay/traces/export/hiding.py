@@ -230,7 +230,7 @@ class Hider:
             parts.append(f"names were not detected; install '{DISTRIBUTION}[privacy]'")
         if low:
             shares = "; ".join(f"{language}: {', '.join(found)}" for language, found in low.items())
-            parts.append(f"planted values found, lower bound of the recall below {REQUIRED_RECALL:g}: {shares}")
+            parts.append(f"too few planted values were found for a recall of {REQUIRED_RECALL:g}: {shares}")
         if untested:
             parts.append(f"languages not tested: {untested}")
         if not low and not untested:

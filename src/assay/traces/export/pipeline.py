@@ -83,7 +83,7 @@ def _facts_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         text = f"{overlap['shared']} of {overlap['tasks']}"
         yield f"tasks that share {overlap['ngram']} words with a sealed one", text
     replaced = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
-    result = "not replaced" if privacy["engine"] == "off" else f"{replaced}; {privacy['state']}"
+    result = "not replaced" if privacy["engine"] == "off" else f"{replaced} replaced; {privacy['state']}"
     yield "personal data", f"{privacy['engine']}: {result}"
     for language, types in privacy.get("recall", {}).items():
         shares = (f"{name} {result['found']}/{result['planted']}" for name, result in types.items())

@@ -204,7 +204,7 @@ def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
         UngatedExport: An enforced gate failed.
     """
     if not manifest["rows"]:
-        raise DataError(f"there is nothing to export as {manifest['kind']}: {_why_nothing(manifest, drawn)}")
+        raise DataError(f"no rows for {manifest['kind']}: {_why_nothing(manifest, drawn)}")
     failed = [
         f"{g['gate']} is {format_value(g['value'])}, required is {format_value(g['required'])}: {g['missing']}"
         for g in manifest["gates"]
@@ -239,7 +239,7 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
         elif alone:
             cure = "collect more rollouts per task: rollouts of one task have the same inputs or task_id"
         parts.append(f"{groups}, without two answers to the same prompt whose returns differ by the margin ({cure})")
-    return f"of {counted(drawn, 'rollouts')}: " + ("; ".join(parts) or "none has a call that makes a row")
+    return f"{counted(drawn, 'rollouts')}; " + ("; ".join(parts) or "none has a call that makes a row")
 
 
 def _cure(reason: str, manifest: Mapping[str, Any]) -> str:

@@ -32,8 +32,9 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
     Raises:
         DataError: The folder is not an export, or it has another kind, another format or changed data.
     """
+    manifest: Any = None
     try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         kind, version, files, _ = manifest["kind"], manifest["format"], manifest["files"], manifest["passed"]
     except FileNotFoundError:
         raise DataError(
@@ -41,6 +42,10 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
             f"Create one with: assay export {required_kind} --out FOLDER"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(manifest, dict) and "program" in manifest:
+            raise DataError(
+                f"{folder} is an artifact, not an export. Create one with: assay export {required_kind} --out FOLDER"
+            ) from None
         raise DataError(
             f"{folder}/manifest.json cannot be read as the manifest of an export: {type(error).__name__}: {error}. "
             f"Create one with: assay export {required_kind} --out FOLDER"
@@ -48,7 +53,7 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
     check_format(f"the export {folder}", version, FORMAT, remake="export again", error=DataError)
     if kind != required_kind:
         raise DataError(
-            f"{folder} is an export for {kind}, not for {required_kind}. "
+            f"{folder} is an export of {kind}, not of {required_kind}. "
             f"Create one with: assay export {required_kind} --out FOLDER"
         )
     with open(folder / "data.jsonl", "rb") as file:
@@ -57,7 +62,7 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
                 f"{folder}/data.jsonl was changed after the export, so its gates and privacy checks no longer apply. "
                 f"Export again"
             )
-    return manifest
+    return dict(manifest)
 
 
 # -- Transitions.

@@ -8,7 +8,6 @@ Idle connections are closed to make room for waiting ones. Reads only the bodies
 import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +79,10 @@ def most_connections() -> int:
 
 
 def _descriptors() -> int:
-    if sys.platform == "win32":
-        return 1 << 30  # sockets have no such limit there
-    import resource
-
+    try:
+        import resource
+    except ImportError:
+        return 1 << 30  # Windows has no such limit on sockets
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 

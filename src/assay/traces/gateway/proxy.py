@@ -268,7 +268,7 @@ class Passed:
         return answer if self.error is None else None, response_id
 
     def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
-        """Sets the error if status, format or codes show that this was no answer."""
+        """Sets the error if status, format or codes show that this was not an answer."""
         if self.status >= 400:
             reply = parsed_or_none(b"".join(self.parts))
             reply = reply[0] if isinstance(reply, list) and reply else reply  # Gemini, if a list was requested

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 from assay.errors import AssayError, ConfigError, MissingExtra, UnknownRollout
 from assay.support.numbers import counted
 from assay.support.package import __version__
-from assay.support.places import check_writable, writing
+from assay.support.places import check_new_file, writing
 from assay.support.report import Report
 from assay.support.scrubbing import add_secrets, error_text
 from assay.traces.export.restrictions import Leaving
@@ -440,9 +440,7 @@ def export_traces(
         for request in requests():
             send(target, request)
     else:
-        check_writable(file, "file")
-        if file.exists():
-            raise ConfigError(f"{file} already exists and is not overwritten: name another file, or remove it")
+        check_new_file(file, "file")
         store.put_searched(file)  # first, so that erasure finds it after a kill too
         with writing(file) as place, place.open("wb") as stream:
             for request in requests():
