@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.programs import Agent
 
 GOAL = 0.9

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import Agent
 from assay.testing.fakes import scripted_lm

@@ -23,7 +23,7 @@ from typing import Any
 import dspy
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.evaluation import paired_gain
 from assay.models.lora.adapters import adapter_home
 from assay.optimizers.finetuning import SFTSettings, train_sft

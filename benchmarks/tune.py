@@ -21,7 +21,7 @@ from typing import Any
 import dspy
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 
 HEAD = re.compile(r"^\S+ \(([^)\s]+)\) .*; urgency=\w+", re.MULTILINE)
 RUBRIC = "name: newest\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact', with: {field: version}}\n"

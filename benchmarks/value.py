@@ -22,7 +22,7 @@ import credit
 import numpy as np
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 
 
 def one(value: str, seed: int, model: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.evaluation import paired_gain
 
 MODEL, SUMS = "embedded/smollm2-135m", "arithmetic:terms=3-4&digits=2-3&size=600"  # those of the example

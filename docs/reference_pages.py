@@ -41,7 +41,7 @@ PACKAGES = (
         "assay.errors",
     ),
 )
-SETTINGS_IN = ("assay.commands", "assay.runs", "assay.optimizers", "assay.traces")
+SETTINGS_IN = ("assay.commands", "assay.jobs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)
 EXIT_CODES = {
     "0": "Success.",
@@ -96,7 +96,7 @@ def _index() -> str:
 
 
 def _commands() -> Iterator[tuple[str, click.Command]]:
-    from assay.cli.main import group
+    from assay.cli import group
 
     context = click.Context(group, info_name="assay")
     for name in group.list_commands(context):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 
 DEBIAN = re.compile(r"^ -- .*>  (\w{3},\s+\d{1,2} \w{3} \d{4} \d\d:\d\d:\d\d [-+]\d{4})$")
 CTIME = re.compile(r"^(\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d \d{4})\b")

@@ -38,7 +38,7 @@ from rich.console import Console as Rich
 from rich.table import Table
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.evaluation import paired_gain
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import TaskRun, before_and_after

@@ -28,7 +28,7 @@ from rich.console import Console as Rich
 from rich.table import Table
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.models.lora.adapters import adapter_home, find_adapter
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.optimizers.finetuning.comparison import compared

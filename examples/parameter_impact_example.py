@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import assay
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.optimizers.parameters import in_figures
 from assay.programs import AgentParameters
 

@@ -317,7 +317,7 @@ def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
 
 
 def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:
-    from assay.runs.loading import load_judge
+    from assay.jobs.loading import load_judge
 
     blocks = [
         text

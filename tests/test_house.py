@@ -20,7 +20,10 @@ from assay.support.package import CONTENT
 SOURCE = Path(assay.__file__).parent
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # lowest first; packages of one layer may import each other
-    ("errors", "support", "shipped", "sources", "datasets", "models"),
+    ("errors",),
+    ("support", "shipped"),
+    ("sources",),
+    ("datasets", "models"),
     ("traces",),
     ("programs", "rubrics"),
     ("shipped.programs",),
@@ -28,9 +31,10 @@ LAYERS = (  # lowest first; packages of one layer may import each other
     ("evaluation",),
     ("deployment", "reports"),
     ("optimizers",),
-    ("runs",),
+    ("jobs",),
     ("commands",),
-    ("cli", "web"),
+    ("web",),
+    ("cli",),
     ("testing",),
 )
 RANK = {name: index for index, names in enumerate(LAYERS) for name in names}
@@ -220,7 +224,7 @@ SCORE = "Rubric('r', [Criterion(name='ok', check=lambda *_: True)]).score({'inpu
 STATS = """
 import sys
 sys.argv = ["assay", "traces", "stats", "--store", "s.db"]
-from assay.cli.main import group
+from assay.cli import group
 try:
     group()
 except SystemExit as end:
@@ -230,7 +234,7 @@ LIGHT = {  # code, and the packages that it must not load
     "import": ("import assay", "dspy torch litellm sqlalchemy optuna numpy rich"),
     "traces stats": (STATS, "dspy torch litellm sqlalchemy optuna numpy rich"),
     "store": ("from assay.traces.store import Store", "dspy litellm numpy pydantic"),
-    "statistics": ("import assay.commands.compile, assay.judges, assay.cli.main", "scipy sklearn torch optuna"),
+    "statistics": ("import assay.commands.compile, assay.judges, assay.cli", "scipy sklearn torch optuna"),
     "page": ("import assay.web.view, assay.web.server", "dspy torch litellm optuna numpy scipy rich"),
     "rubric": (  # for agents written without DSPy
         f"from assay.rubrics import Criterion, Rubric\nassert {SCORE} == 1.0",
@@ -372,11 +376,11 @@ def _text_of(node: ast.AST) -> str:
 
 
 def test_errors_of_the_library_name_arguments_not_flags() -> None:
-    """The command line puts its flags in their place (`assay.cli.shared`)."""
+    """The command line puts its flags in their place (`assay.cli`)."""
     places = [
         f"{path.relative_to(SOURCE)}:{node.lineno}: {flag}"
         for path in sorted(SOURCE.rglob("*.py"))
-        if path.relative_to(SOURCE).parts[0] not in ("cli", "testing")
+        if path.relative_to(SOURCE).parts[0] not in ("cli.py", "testing")
         if "gateway" not in path.parts  # `assay serve` alone starts it, and its clients read these errors
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Raise) and node.exc is not None

@@ -33,15 +33,15 @@ _WHERE = {
     "improve": "assay.commands.improve",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
-    "load": "assay.runs.loading",
-    "load_judge": "assay.runs.loading",
-    "load_rubric": "assay.runs.loading",
+    "load": "assay.jobs.loading",
+    "load_judge": "assay.jobs.loading",
+    "load_rubric": "assay.jobs.loading",
     "load_tasks": "assay.datasets",
-    "load_verifier": "assay.runs.loading",
+    "load_verifier": "assay.jobs.loading",
     "parameter_impact": "assay.commands.impact",
     "project_settings": "assay.commands.project",
-    "record": "assay.runs.recording",
-    "recorded": "assay.runs.recording",
+    "record": "assay.jobs.recording",
+    "recorded": "assay.jobs.recording",
     "run": "assay.commands.run",
     "side_effects": "assay.traces.listening",
     "tune": "assay.commands.tune",
@@ -69,16 +69,16 @@ if TYPE_CHECKING:  # `as` makes them public to type checkers
     from assay.commands.tune import tune as tune
     from assay.datasets import Task as Task, load_tasks as load_tasks
     from assay.errors import AssayError as AssayError
-    from assay.models import get_lm as get_lm
-    from assay.programs import Agent as Agent, AgentParameters as AgentParameters, BaseAgent as BaseAgent
-    from assay.rubrics import Criterion as Criterion, Rubric as Rubric
-    from assay.runs.loading import (
+    from assay.jobs.loading import (
         load as load,
         load_judge as load_judge,
         load_rubric as load_rubric,
         load_verifier as load_verifier,
     )
-    from assay.runs.recording import record as record, recorded as recorded
+    from assay.jobs.recording import record as record, recorded as recorded
+    from assay.models import get_lm as get_lm
+    from assay.programs import Agent as Agent, AgentParameters as AgentParameters, BaseAgent as BaseAgent
+    from assay.rubrics import Criterion as Criterion, Rubric as Rubric
     from assay.traces import Store as Store
     from assay.traces.collector import DataCollector as DataCollector
     from assay.traces.listening import side_effects as side_effects

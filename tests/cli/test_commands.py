@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.cli.main import command_of, how_to_continue
+from assay.cli import command_of, how_to_continue
 from assay.commands import COMMANDS, command_class
 from assay.commands.deploy import simulate_plan
 from assay.errors import ConfigError

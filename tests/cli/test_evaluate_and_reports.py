@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from assay.cli.shared import Console
+from assay.cli import Console
 from assay.commands.compile import CompileReport, sides_table
 from assay.datasets.rows import NO_ROWS
 from assay.reports.markdown import markdown
@@ -105,7 +105,7 @@ def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None],
 
 def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert calls_text(3, 1234) == "3 (1,234 more from the cache)"
-    monkeypatch.setattr("assay.cli.shared.PROGRESS_LINE_EVERY_S", 0)
+    monkeypatch.setattr("assay.cli.PROGRESS_LINE_EVERY_S", 0)
     with Console().bar("tasks", 3) as advance:
         advance(1), advance(1), advance(1)
     assert capsys.readouterr().err.splitlines() == ["tasks (3) …", "tasks: 1 of 3", "tasks: 2 of 3"]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from assay.cli.main import command_of
+from assay.cli import command_of
 from assay.commands import COMMANDS
 from assay.commands.compile import Compile
 from assay.commands.judge import Label
@@ -87,7 +87,7 @@ def options(command: click.Command) -> list[click.Option]:
 
 def test_help_of_every_command_imports_no_heavy_package() -> None:
     code = (
-        "import sys\nfrom assay.cli.main import group\n"
+        "import sys\nfrom assay.cli import group\n"
         f"for words in {['', *(words for words, _ in leaves())]!r}:\n"
         "    try:\n        group([*words.split(), '--help'])\n    except SystemExit as end:\n"
         "        assert not end.code, words\n"

@@ -6,13 +6,13 @@ from typing import Any
 import orjson
 import pytest
 
-from assay.cli.repeat import resume_command, rollout_command, run_command
 from assay.commands.collect import Collect
 from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.commands.judge_compile import CompileJudge
+from assay.commands.repeat import resume_command, rollout_command, run_command
 from assay.commands.tune import TuneOrImpact
-from assay.runs.rl_settings import RLSettings
+from assay.jobs.rl_settings import RLSettings
 from assay.traces.store.rows import as_json
 from rigs.command_line import assay_command
 

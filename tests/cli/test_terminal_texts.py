@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import assay
-from assay.cli.shared import Console, print_json
+from assay.cli import Console, print_json
 from assay.deployment.plan import Plan
 from assay.errors import FailureKind
 from assay.support.terminal import ask, echo, escaped, protected, rich_console
@@ -231,7 +231,7 @@ def test_a_terminal_gets_the_escapes_of_assay_alone(tmp_path: Path) -> None:
     script = (
         "import logging, sys, warnings\n"
         "from assay.support.terminal import protected\n"
-        "from assay.cli.shared import Console\n"
+        "from assay.cli import Console\n"
         "sys.stdout, sys.stderr = protected(sys.stdout), protected(sys.stderr)\n"
         f"hostile = {HOSTILE!r}\n"
         "console = Console()\n"

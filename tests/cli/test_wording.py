@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.cli.main import names_of
-from assay.cli.shared import echo_line
+from assay.cli import echo_line, names_of
 from assay.errors import FailureKind, spoken
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
 from assay.support.numbers import counted

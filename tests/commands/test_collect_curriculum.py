@@ -12,7 +12,7 @@ import assay
 from assay.commands.collect import Collect
 from assay.datasets.curriculum import stage_of
 from assay.errors import ConfigError, DataError
-from assay.runs.planning import plan_of
+from assay.jobs.planning import plan_of
 from assay.testing import scripted_lm
 from assay.traces import Store
 from rigs.command_line import assay_command

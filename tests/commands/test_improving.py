@@ -30,9 +30,9 @@ from assay.errors import (
     ProgramFailed,
 )
 from assay.evaluation import SilentProgress, evaluate
+from assay.jobs.job import open_job
+from assay.jobs.planning import plan_of
 from assay.models.lora.adapters import list_adapters
-from assay.runs.jobs import open_job
-from assay.runs.planning import plan_of
 from assay.traces import Store
 from rigs.command_line import assay_command
 from rigs.projects import Said, sums, write_program, write_project, write_rows

@@ -13,11 +13,11 @@ from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.commands.improve import Improve
 from assay.errors import DataError
+from assay.jobs.planning import plan_of
 from assay.models import Caps
 from assay.models.meter import Usage
 from assay.optimizers.budget import ImprovePlan, ReportPlan, StepPlan, training_runs
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 from rigs.command_line import assay_command
 from rigs.projects import sums, write_project, write_rows

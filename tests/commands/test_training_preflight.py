@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.cli.main import names_of
+from assay.cli import names_of
 from assay.errors import AssayError, ConfigError, ModelError, NoModelFile, RubricError
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy, sft
@@ -43,6 +43,8 @@ def place(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "load_policy", loaded)
     monkeypatch.setattr(sft, "load_policy", loaded)
     write_project()
+    Path("weights").mkdir()
+    Path("weights/config.json").write_text("{}")
     Path("r.yaml").write_text(FIELD)
     write_rows("data.jsonl", [{"question": f"Does page {n} crash?", "label": "bug"} for n in range(40)])
     write_rows("sft.jsonl", [supervised(f"a {n}", "b") for n in range(8)])

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from production import artifact, two_versions
 
-from assay.cli.main import group
+from assay.cli import group
 from assay.commands.traces import forget_subject
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from production import artifact
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.commands.loop import start_loop
 from assay.deployment.deployments import Deployments
 from assay.deployment.loops import STEPS, Loops

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from production import two_versions
 
-from assay.cli.main import group
+from assay.cli import group
 from assay.commands.pool import collect_pool
 from assay.commands.traces import forget_subject
 from assay.datasets.splits import load_splits, split_of

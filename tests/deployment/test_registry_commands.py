@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from production import artifact
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.rubrics import Criterion, Rubric
 
 

@@ -15,8 +15,8 @@ from trusted_artifacts import AGENT, MATH_QA, SETTINGS, forged, shipped, trust_l
 import assay
 from assay.deployment import FORMAT, load_artifact, save_artifact
 from assay.errors import ArtifactError, AssayError, unspoken
+from assay.jobs.loading import load_judge
 from assay.programs import load_program
-from assay.runs.loading import load_judge
 from assay.sources.artifact_files import RUBRIC, code_of
 from assay.sources.modules import load_source
 from assay.sources.trust import UntrustedArtifact, entries, is_trusted, trust_file, trusting

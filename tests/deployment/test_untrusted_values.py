@@ -25,11 +25,11 @@ from assay.deployment import load_artifact, save_artifact
 from assay.deployment.allowed import imported_types
 from assay.deployment.artifact import with_model_of
 from assay.errors import ArtifactError, AssayError
+from assay.jobs.loading import load_judge
 from assay.judges import Cascade, Jury, PairwiseJudge, PointwiseJudge
 from assay.programs import load_program
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import SHIPPED, program_class
-from assay.runs.loading import load_judge
 from assay.sources.artifact_files import hash_of_text
 from assay.sources.trust import UntrustedArtifact, entries, trust_file
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.cli.main import names_of
+from assay.cli import names_of
 from assay.errors import ConfigError, ModelError
 from assay.testing import scripted_lm
 

@@ -12,6 +12,7 @@ import pytest
 
 from assay.deployment import load_artifact, save_artifact
 from assay.errors import ConfigError, RubricError
+from assay.jobs.loading import load_judge
 from assay.judges import (
     Calibration,
     Cascade,
@@ -27,7 +28,6 @@ from assay.judges import (
     resolver,
 )
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric, load_rubric
-from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 
 

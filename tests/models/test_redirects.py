@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.cli.main import names_of
+from assay.cli import names_of
 from assay.commands.compile import Compile
 from assay.errors import ConfigError, ModelError
 from assay.models import get_lm

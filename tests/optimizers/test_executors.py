@@ -13,10 +13,10 @@ import assay
 from assay.commands.compile import Compile
 from assay.errors import ConfigError, FailureKind, ModelError
 from assay.evaluation import SilentProgress, evaluate
+from assay.jobs.arguments import program_settings
+from assay.jobs.job import open_job
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
-from assay.runs.arguments import program_settings
-from assay.runs.jobs import open_job
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
 

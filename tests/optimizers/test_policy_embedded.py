@@ -16,6 +16,7 @@ import assay
 from assay.commands.train import train
 from assay.commands.train_sft import check_comparison
 from assay.errors import ConfigError, DataError
+from assay.jobs.independence import independent
 from assay.models import get_lm
 from assay.models.embedded import LlamaBackend
 from assay.models.lora.adapters import find_adapter, write_merged
@@ -25,7 +26,6 @@ from assay.optimizers.finetuning.base import load_policy, tokenizer_sha, unpacke
 from assay.optimizers.finetuning.rows import trained_tokens
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded
-from assay.runs.independence import independent
 from assay.traces import Store
 from assay.traces.export.settings import Gates
 from assay.traces.messages.dialects import chat_messages

@@ -10,7 +10,7 @@ import pytest
 from assay.commands.compile import Compile
 from assay.commands.tune import Tune
 from assay.errors import ConfigError
-from assay.runs.rl_settings import RLSettings
+from assay.jobs.rl_settings import RLSettings
 from assay.support.package import CONTENT
 
 JOB: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}

@@ -14,10 +14,10 @@ from adding import adds, compiled, row
 import assay
 from assay.commands.compile import Compile
 from assay.errors import BudgetExceeded, ConfigError
+from assay.jobs.planning import plan_of
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers.budget import ReportPlan
-from assay.runs.planning import plan_of
 from assay.testing import scripted_lm
 from rigs.command_line import assay_command
 from rigs.progress import Lines

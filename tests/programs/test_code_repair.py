@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.datasets.tasks import make_task
 from assay.errors import FailureKind, SandboxError
 from assay.models.calls import failure_of_program, is_agent_failure

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from indexed_documents import docs as docs, rows, sources, url as url
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.commands.index import IndexReport
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs import DocumentIndex, Memory

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 from dspy.utils.exceptions import AdapterParseError
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.commands.deployed import LoadedVersion
 from assay.commands.scoring import score_rollouts
 from assay.datasets import Task
 from assay.deployment import save_artifact
 from assay.errors import DataError
 from assay.evaluation import SilentProgress
+from assay.jobs.recording import opened_store
 from assay.programs import load_program
 from assay.programs.adapters import text_of_value, value_in
 from assay.rubrics import Criterion, Rubric, checks
-from assay.runs.recording import opened_store
 from assay.testing import scripted_lm
 from assay.traces import Store
 

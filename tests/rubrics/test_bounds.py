@@ -12,11 +12,11 @@ from steps import calls_in
 
 from assay.datasets import make_task
 from assay.errors import RubricError
+from assay.jobs.rubric_files import portable_rubric
 from assay.judges.loading import load_judge
 from assay.models.limits import limited
 from assay.rubrics import Criterion, Rubric, checks, checks as schemas, load_rubric
 from assay.rubrics.criteria import Grade, NoGrade
-from assay.runs.rubric_files import portable_rubric
 
 TASK = make_task({"inputs": {"question": "?"}, "expected": {"answer": "1"}})
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

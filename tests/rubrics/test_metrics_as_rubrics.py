@@ -12,9 +12,9 @@ import pytest
 
 import assay
 from assay.errors import ConfigError, RubricError
+from assay.jobs.rubric_files import portable_rubric
 from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.rubrics.checks import exact
-from assay.runs.rubric_files import portable_rubric
 from assay.testing import scripted_lm
 
 TASK = {"inputs": {"question": "1+1", "hint": "add"}, "expected": {"answer": "2", "unit": "none"}}

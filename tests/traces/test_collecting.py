@@ -13,7 +13,7 @@ from collected_answers import program as program
 import assay
 from assay.datasets.tasks import task_key
 from assay.errors import ConfigError
-from assay.runs.recording import opened_store
+from assay.jobs.recording import opened_store
 from assay.testing import scripted_lm
 from assay.traces import Store, ToolCall
 from assay.traces.export.selection import consents

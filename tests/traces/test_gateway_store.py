@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli.main import group
+from assay.cli import group
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
 from rigs.command_line import while_serving
@@ -140,7 +140,7 @@ def test_serve_counts_at_its_end_the_rows_written_after_a_lock(path: Path) -> No
 def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command_line = sys.modules["assay.cli.main"]  # `assay.cli.main` is its function
+    command_line = sys.modules["assay.cli"]  # `assay.cli` is its function
     printed = command_line.print_json
 
     def print_and_stop(data: Any, **options: Any) -> None:

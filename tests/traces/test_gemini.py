@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.datasets.tasks import task_key
 from assay.support.scrubbing import fields
 from assay.traces import Rollout, Store, Transition

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from collected_answers import program as program
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.commands.scoring import score_rollouts
 from assay.datasets import Task
 from assay.errors import ConfigError
-from assay.runs.recording import opened_store
+from assay.jobs.recording import opened_store
 from assay.traces import Rollout, Store, ToolCall, Transition
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from exact_answers import as_turn
 
 import assay
-from assay.cli.main import group
+from assay.cli import group
 from assay.datasets import Task
 from assay.errors import FailureKind
 from assay.evaluation.stored import grade_rollout

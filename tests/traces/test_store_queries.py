@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from assay.cli.main import group
+from assay.cli import group
 from assay.errors import ConfigError, FailureKind, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition
 from assay.traces.store import counts as store_counts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pages import Scans, got, read, rollout_of_sums
 
-from assay.cli.main import command_of
+from assay.cli import command_of
 from assay.traces import Store, Transition
 from assay.web import data
 

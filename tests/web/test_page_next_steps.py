@@ -10,7 +10,7 @@ import click
 from judged import put_judge, put_question
 from pages import NOW, read, rollout_of_sums
 
-from assay.cli.main import group
+from assay.cli import group
 from assay.judges.questions import known_questions, remember
 from assay.traces import Store
 

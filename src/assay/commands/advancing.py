@@ -26,12 +26,12 @@ from assay.deployment.watching import BEGUN, DONE, FAILED, due_replays, notify, 
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DeploymentError, FailureKind
 from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.statistics import Gain, paired_gain
+from assay.jobs.loading import load_rubric
+from assay.jobs.recording import opened_store
 from assay.models.calls import failure_of_program
 from assay.models.limits import OverTime
 from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource
-from assay.runs.loading import load_rubric
-from assay.runs.recording import opened_store
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout, Store
 from assay.traces.store import tables as schema

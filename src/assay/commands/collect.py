@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.evaluate import ScoredOutput, ScoredRuns
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.errors import BudgetExceeded, ConfigError
+from assay.jobs.groups import OneSplit, StagedJob
 from assay.models.roles import is_embedded
-from assay.runs.groups import OneSplit, StagedJob
 from assay.support.options import Flag, Parse, Positive, function_of
 from assay.support.report import Table
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from assay.datasets import Task
     from assay.datasets.schedule import Schedule
     from assay.evaluation import Progress, RecordedProgram
-    from assay.runs.jobs import Job
-    from assay.runs.planning import Request
+    from assay.jobs.job import Job
+    from assay.jobs.planning import Request
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -127,8 +127,8 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
     def request(self, job: "Job", each: float) -> "Request":
         """The runs of a collection; with a curriculum those of all its stages."""
         from assay.evaluation import SilentProgress
-        from assay.runs.curricula import schedule_of
-        from assay.runs.planning import ALL_STAGES, Request
+        from assay.jobs.curricula import schedule_of
+        from assay.jobs.planning import ALL_STAGES, Request
 
         schedule = schedule_of(job, seed=self.seed, steps=None, progress=SilentProgress())
         if schedule is None:
@@ -141,8 +141,8 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
         return Request(runs=runs, notes=[ALL_STAGES])
 
     def run(self) -> CollectReport:
-        from assay.runs.arguments import named
-        from assay.runs.jobs import open_job
+        from assay.jobs.arguments import named
+        from assay.jobs.job import open_job
 
         program, lm, config = named(self)
         with open_job(
@@ -174,7 +174,7 @@ class _Collection:
 
     def __init__(self, job: "Job", config: Collect, progress: "Progress") -> None:
         from assay.evaluation import Evaluation
-        from assay.runs.curricula import schedule_of
+        from assay.jobs.curricula import schedule_of
 
         self.job, self.config = job, config
         self.evaluation, self.resumed = Evaluation(), 0
@@ -185,8 +185,8 @@ class _Collection:
 
     def run(self) -> None:
         from assay.datasets import SPLITS
-        from assay.runs.preflight import checked
-        from assay.runs.unused import unused_settings
+        from assay.jobs.preflight import checked
+        from assay.jobs.unused import unused_settings
 
         job, n, split = self.job, self.config.n, self.config.split
         tasks = getattr(job.splits, split)
@@ -240,7 +240,7 @@ class _Collection:
             self.keep_curriculum()
 
     def keep_curriculum(self) -> Mapping[str, Any] | None:
-        from assay.runs.curricula import keep_schedule
+        from assay.jobs.curricula import keep_schedule
 
         return None if self.schedule is None else keep_schedule(self.schedule)
 

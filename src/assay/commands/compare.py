@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.evaluate import Evaluate, EvaluationReport, evaluate
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
-from assay.runs.groups import JobSettings, Sampled, Source, State
-from assay.runs.job_report import EndedReport
+from assay.jobs.groups import JobSettings, Sampled, Source, State
+from assay.jobs.job_report import EndedReport
 from assay.support.numbers import calls_text, counted, figure
 from assay.support.options import Flag, function_of, options_of
 from assay.support.report import OBJECT, Table
@@ -117,7 +117,7 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
 
     def run(self) -> CompareReport:
         from assay.deployment.artifact import with_model_of
-        from assay.runs.arguments import check_state, resolve_lm
+        from assay.jobs.arguments import check_state, resolve_lm
         from assay.sources.artifact_files import is_artifact
         from assay.traces.records import new_id
 

@@ -10,8 +10,8 @@ from annotated_types import Ge, Lt
 
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage, check_coverage
 from assay.errors import AssayError, ConfigError, ModelError
-from assay.runs.groups import PromptJob, Source
-from assay.runs.job_report import JobReport
+from assay.jobs.groups import PromptJob, Source
+from assay.jobs.job_report import JobReport
 from assay.support.options import Flag, function_of
 from assay.support.report import OBJECT, Table
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from assay.evaluation import Progress
     from assay.evaluation.session import Measured
+    from assay.jobs.job import Job
+    from assay.jobs.planning import Request
     from assay.optimizers import CompileOutcome
     from assay.optimizers.budget import Decisions
     from assay.reports.files import Page
-    from assay.runs.jobs import Job
-    from assay.runs.planning import Request
     from assay.traces import Store
 
 
@@ -60,8 +60,8 @@ class CompileReport(JobReport):
     @property
     def program(self) -> "dspy.Module":
         from assay.deployment.artifact import runnable
+        from assay.jobs.loading import load
         from assay.programs.isolation import copied
-        from assay.runs.loading import load
 
         if self.outcome is None:
             return load(self.artifact)
@@ -222,23 +222,23 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         return self.reports_on if names_splits(self.data) else super().needed
 
     def prepared(self) -> "Self":
-        from assay.runs.arguments import split_data
+        from assay.jobs.arguments import split_data
 
         data = split_data(self.data, self.trainset, self.valset, need=self.reports_on)
         return replace(self, data=data, trainset=None, valset=None)
 
     def request(self, job: "Job", each: float) -> "Request":
+        from assay.jobs.planning import with_report
         from assay.optimizers.budget import search_runs
-        from assay.runs.planning import with_report
 
         return with_report(job, search_runs(self.max_search_calls, each, job.splits.sizes()["val"]))
 
     def run(self) -> CompileReport:
-        from assay.runs.arguments import named, refuse_function, resolve_program
-        from assay.runs.artifacts import require_portable
-        from assay.runs.jobs import open_job
-        from assay.runs.opening import artifact_place, check_out
-        from assay.runs.preflight import require_predictors
+        from assay.jobs.arguments import named, refuse_function, resolve_program
+        from assay.jobs.artifacts import require_portable
+        from assay.jobs.job import open_job
+        from assay.jobs.opening import artifact_place, check_out
+        from assay.jobs.preflight import require_predictors
 
         refuse_function(resolve_program(self.program))
         settings, progress = self.prepared(), self.reporter
@@ -288,14 +288,14 @@ def _model_of(lm: "dspy.LM | None", config: Compile) -> "dspy.LM":
 
 def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutcome":
     """Preflight, estimate, search, gate and test."""
+    from assay.jobs.anchors import replay_of_rubric
+    from assay.jobs.artifacts import rehearsed
+    from assay.jobs.preflight import checked, see_models
+    from assay.jobs.unused import unused_settings
     from assay.optimizers import compile_prompts
     from assay.optimizers.budget import announce_splits
     from assay.optimizers.prompts.named import Proposal
     from assay.optimizers.prompts.teleprompters import check_made
-    from assay.runs.anchors import replay_of_rubric
-    from assay.runs.artifacts import rehearsed
-    from assay.runs.preflight import checked, see_models
-    from assay.runs.unused import unused_settings
 
     splits, session = job.splits, job.session
     made = Proposal(job.recorded, splits.train, splits.val, session, settings=config.optimizer_settings or {})
@@ -381,9 +381,9 @@ def _announce(job: "Job", config: Compile, measured: "Measured | None") -> None:
 
 def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any]:
     """Writes the artifact of the result, and one of a winner on val that is unproven."""
+    from assay.jobs.artifacts import keep_artifact
     from assay.reports.files import short_name
     from assay.reports.markdown import markdown
-    from assay.runs.artifacts import keep_artifact
 
     outcome, beside = report.outcome, None
     assert outcome is not None

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from assay.commands.groups import InExistingStore, Reported, Trusting
 from assay.deployment.settings import Suite, SuiteResult, Traffic, TrafficFields
 from assay.errors import ConfigError, DataError, DeploymentError
-from assay.runs.scoring_settings import ScoringSettings, StoredJudge
+from assay.jobs.scoring_settings import ScoringSettings, StoredJudge
 from assay.support.numbers import counted, figure, signed
 from assay.support.options import Count, Flag, Positive, Seed, Settings, Share, function_of
 from assay.support.report import Report
@@ -302,8 +302,8 @@ def _with_absolute_paths(watch: "Watch") -> "Watch":
     Raises:
         ConfigError: the judge of the watch, or its anchors, cannot be read.
     """
+    from assay.jobs.anchors import ANCHORS
     from assay.judges.quality.drift import AnchorSet
-    from assay.runs.anchors import ANCHORS
 
     if watch.judge is None:
         return watch
@@ -410,9 +410,9 @@ class Advance(OfDeployment, StoredJudge, Now, Trusting, Reported):
 
     def _scored(self, store: "Store", agent: str, rubric: str | Path) -> Any:
         """Scores the rollouts of an agent by a rubric. Returns it, for replays."""
+        from assay.jobs.loading import load_rubric
+        from assay.jobs.rescoring import named_judge, score_stored
         from assay.models import Meter
-        from assay.runs.loading import load_rubric
-        from assay.runs.rescoring import named_judge, score_stored
         from assay.support.options import options_of
 
         judge: Any = {name: getattr(self, name) for name in options_of(StoredJudge)}

@@ -22,6 +22,10 @@ from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, DataError, DeploymentError, FailureKind
 from assay.evaluation.stored import BackgroundScoring, task_of
+from assay.jobs.loading import load_rubric
+from assay.jobs.recording import opened_store, record
+from assay.jobs.rescoring import named_judge, threads_for
+from assay.jobs.scoring_settings import StoredJudge
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.calls import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, limited, within_limit
@@ -31,10 +35,6 @@ from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
 from assay.rubrics.criteria import OutOfRange
 from assay.rubrics.loading import RubricSource
-from assay.runs.loading import load_rubric
-from assay.runs.recording import opened_store, record
-from assay.runs.rescoring import named_judge, threads_for
-from assay.runs.scoring_settings import StoredJudge
 from assay.support.options import Flag, Seconds, function_of
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Rollout

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
 from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
-from assay.runs.groups import ProgramJob, Sampled
-from assay.runs.job_report import JobReport
+from assay.jobs.groups import ProgramJob, Sampled
+from assay.jobs.job_report import JobReport
 from assay.support.options import Flag, Share, function_of
 from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
     from assay.datasets import Task
     from assay.evaluation import Evaluation, Progress
+    from assay.jobs.job import Job
+    from assay.jobs.planning import Request
     from assay.reports.files import Page
-    from assay.runs.jobs import Job
-    from assay.runs.planning import Request
     from assay.traces import Store
     from assay.traces.store.evaluations import Evaluated
     from assay.traces.store.store import StoreReads
@@ -46,7 +46,7 @@ class EvaluationReport(ScoredRuns):
     split: str
     held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
     alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.runs.correction.corrected_means`
+    # by criterion, see `assay.jobs.correction.corrected_means`
     corrected: Mapping[str, dict[str, Any]]
     run_id: str = field(metadata=OBJECT)
 
@@ -169,8 +169,8 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     """Id that an opening of the test split is counted for, if this evaluation is part of a larger job."""
 
     def request(self, job: "Job", each: float) -> "Request":
+        from assay.jobs.planning import Request
         from assay.optimizers.budget import too_few_to_score
-        from assay.runs.planning import Request
 
         sizes = job.splits.sizes()
         small = too_few_to_score(sizes, self.split)
@@ -180,10 +180,10 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     def run(self) -> EvaluationReport:
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes, unscored_steps
-        from assay.runs.arguments import named
-        from assay.runs.correction import corrected_means
-        from assay.runs.finished import FinishedRun
-        from assay.runs.jobs import open_job
+        from assay.jobs.arguments import named
+        from assay.jobs.correction import corrected_means
+        from assay.jobs.finished import FinishedRun
+        from assay.jobs.job import open_job
         from assay.traces.store.sealing import SEALED
 
         program, lm, config = named(self)
@@ -239,9 +239,9 @@ def _tasks(job: "Job", config: Evaluate) -> "list[Task]":
 
 def _notes(job: "Job", config: Evaluate, progress: "Progress") -> list[str]:
     """Notes that limit what the score means: rows of the data, unused settings, too few tasks."""
+    from assay.jobs.unused import unused_settings
     from assay.optimizers.budget import too_few_to_score
     from assay.optimizers.prompts.thinking import never_revises
-    from assay.runs.unused import unused_settings
 
     warning = too_few_to_score(job.splits.sizes(), config.split)
     notes = [
@@ -282,8 +282,8 @@ def _evaluated(
         The cap that ended the run, if any, and the alarms of judges that have drifted.
     """
     from assay.evaluation import evaluate as run_evaluation
-    from assay.runs.anchors import replay_of_rubric
-    from assay.runs.preflight import checked
+    from assay.jobs.anchors import replay_of_rubric
+    from assay.jobs.preflight import checked
 
     earlier, samples, alarms = job.runs_before("evaluate"), config.samples, list[str]()
     try:

@@ -9,7 +9,7 @@ from annotated_types import Ge
 
 from assay.commands.groups import InStore, NewArtifact, Reported, Trusting
 from assay.errors import ConfigError
-from assay.runs.groups import ParameterJob
+from assay.jobs.groups import ParameterJob
 from assay.support.options import function_of
 from assay.support.report import OBJECT, Report, Table
 
@@ -93,15 +93,15 @@ class Impact(Reported, Trusting, InStore, NewArtifact, ParameterJob):
         return ("val",)
 
     def run(self) -> ImpactReport:
+        from assay.jobs.arguments import named
+        from assay.jobs.job import open_job, salt_at
+        from assay.jobs.preflight import checked, see_models
+        from assay.jobs.studies import facts_of, objective_of, space_of, storage_of, study_to_show
         from assay.optimizers.budget import too_few_to_score
         from assay.optimizers.parameters import Point
         from assay.optimizers.parameters.impact import impact, importance, write_page
         from assay.programs import AgentParameters
         from assay.programs.budgets import thresholds_of
-        from assay.runs.arguments import named
-        from assay.runs.jobs import open_job, salt_at
-        from assay.runs.preflight import checked, see_models
-        from assay.runs.studies import facts_of, objective_of, space_of, storage_of, study_to_show
         from assay.sources.modules import without_call
         from assay.support.names import place_in
         from assay.support.places import write_whole

@@ -20,10 +20,10 @@ from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Repo
 from assay.commands.train import TrainRL, train
 from assay.commands.train_sft import train_sft
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
+from assay.jobs.groups import Capped, PromptJob, Source
+from assay.jobs.job_report import EndedReport
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
-from assay.runs.groups import Capped, PromptJob, Source
-from assay.runs.job_report import EndedReport
 from assay.sources.artifact_files import is_artifact, read_manifest
 from assay.support.formats import check_format
 from assay.support.job_folders import claim_folder, remove_folder
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from assay.evaluation.comparison import Comparison
+    from assay.jobs.finished import FinishedRun
+    from assay.jobs.job import Job
+    from assay.jobs.planning import Request
     from assay.models.meter import Usage
     from assay.optimizers.budget import ImprovePlan, Turn
-    from assay.runs.finished import FinishedRun
-    from assay.runs.jobs import Job
-    from assay.runs.planning import Request
 
 STEPS = ("prompts", "sft", "grpo")
 _STATE = "state.json"  # of an unfinished improvement, in its folder
@@ -201,9 +201,9 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
             ConfigError: a model that cannot be trained, or a judge that is the trained model.
             RubricError: a rubric that has no name by which a later step could import it.
         """
+        from assay.jobs.arguments import program_settings, resolve_model
         from assay.programs.loading import full_name
         from assay.rubrics.loading import importable_name
-        from assay.runs.arguments import program_settings, resolve_model
 
         program, options = str(self.program), vars(self)
         if is_artifact(program):
@@ -223,8 +223,8 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
             ConfigError: it is not `embedded/NAME`; only those are served by name for the comparison afterwards. Or it
                 would judge itself.
         """
-        from assay.runs.independence import independent
-        from assay.runs.policy_training import guards_of
+        from assay.jobs.independence import independent
+        from assay.jobs.policy_training import guards_of
 
         name, start = self.origin
         judge, model = self.judge_model or start, start
@@ -271,8 +271,8 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
         return ImprovePlan(report=plan_report(job.splits, Meter(), self.decisions, pair=pair), steps=steps)
 
     def request(self, job: "Job", each: float) -> "Request":
+        from assay.jobs.planning import Request
         from assay.optimizers.budget import too_small
-        from assay.runs.planning import Request
 
         if not self.resume:
             self.check_name()
@@ -323,7 +323,7 @@ class _Improvement:
 
     def run(self) -> ImproveReport:
         """Runs or continues the improvement."""
-        from assay.runs.opening import artifact_place
+        from assay.jobs.opening import artifact_place
 
         settings = self.settings
         place = artifact_place(self.store, settings.out, settings.name, resume=settings.resume)
@@ -396,8 +396,8 @@ class _Improvement:
 
     def _ended(self, *, done: bool) -> "FinishedRun":
         """The stored report: in the folder if a cap ended the improvement, else beside it, as the folder is removed."""
+        from assay.jobs.finished import FinishedRun
         from assay.models import Caps
-        from assay.runs.finished import FinishedRun
 
         if not done:
             return FinishedRun(self.folder, caps=self.caps, about=self.job)
@@ -413,7 +413,7 @@ class _Improvement:
 
     def _part(self, name: str) -> AbstractContextManager[None]:
         """Makes runs opened inside parts of this improvement: interrupted ones resume, finished ones are replayed."""
-        from assay.runs.opening import pinned
+        from assay.jobs.opening import pinned
 
         return pinned(f"{self._runs}.{len(self.report.steps)}.{name}")
 
@@ -423,9 +423,9 @@ class _Improvement:
         rubric: str = "", data: str = "", **more: Any,
     ) -> "Iterator[Job]":  # fmt: skip
         """A job with the settings of a compile, as a part. `rubric`, `data`: by default those of the improvement."""
-        from assay.runs.arguments import program_settings
-        from assay.runs.jobs import open_job
-        from assay.runs.loading import load_rubric
+        from assay.jobs.arguments import program_settings
+        from assay.jobs.job import open_job
+        from assay.jobs.loading import load_rubric
 
         rubric, data = rubric or self.settings.rubric, data or self.settings.data
         config = program_settings(kind, program, rubric, data, None, options)
@@ -469,12 +469,12 @@ class _Improvement:
         """Runs the program on one task and asks each judge once, those of monitor and retention tasks too; then plans.
 
         Raises:
-            AssayError: see `assay.runs.preflight.preflight`; settings with `preflight=False` try nothing.
+            AssayError: see `assay.jobs.preflight.preflight`; settings with `preflight=False` try nothing.
         """
+        from assay.jobs.policy_training import Retained
+        from assay.jobs.preflight import checked, preflight, require_predictors
+        from assay.jobs.unused import unused_settings
         from assay.optimizers.budget import announce_splits
-        from assay.runs.policy_training import Retained
-        from assay.runs.preflight import checked, preflight, require_predictors
-        from assay.runs.unused import unused_settings
 
         settings, (program, model) = self.settings, self.start
         retained = [Retained.read(text) for text in settings.retention]
@@ -516,8 +516,8 @@ class _Improvement:
 
     def _take(self, at: int, step: str) -> None:
         """Runs one step and its gate; keeps the result if it passes."""
+        from assay.jobs.unused import settings_of_another_job
         from assay.reports.training import interval
-        from assay.runs.unused import settings_of_another_job
 
         row: dict[str, Any] = {"step": step, "kept": False, "gate": None, "converged": None}
         try:
@@ -701,8 +701,8 @@ class _Improvement:
 
         `resume` returns the report if the process was killed before printing it, or if no cap was raised.
         """
+        from assay.jobs.artifacts import keep_artifact
         from assay.reports.markdown import markdown
-        from assay.runs.artifacts import keep_artifact
 
         with self._opened(_Preflight, "end", self.report.program, {**self.options, "model": self.report.model}) as job:
             self._now(models=job.models(self._runs)["models"])

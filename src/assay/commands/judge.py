@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from assay.commands.groups import InStore, Output, Trusting, WithPage
 from assay.errors import ConfigError, NoArtifact
-from assay.runs.project_file import is_of_project
+from assay.jobs.project_file import is_of_project
 from assay.support.numbers import counted
 from assay.support.options import Flag, Positive, Seed, Settings, function_of
 from assay.support.report import Report, Table
@@ -60,8 +60,8 @@ class Lint(Trusting):
     """A YAML file, a shipped name, or a rubric."""
 
     def run(self) -> LintFindings:
+        from assay.jobs.loading import load_judge, load_rubric
         from assay.rubrics import lint_rubric
-        from assay.runs.loading import load_judge, load_rubric
 
         questions = lint_rubric(load_rubric(self.rubric), used=lambda name: load_judge(name, own_model=False).spec.text)
         return LintFindings(findings=tuple(questions))
@@ -162,9 +162,9 @@ class Label(Trusting, InStore):
         """
         import numpy as np
 
+        from assay.jobs.loading import load_judge
         from assay.judges import ListwiseJudge
         from assay.judges.questions import items_to_label, remember
-        from assay.runs.loading import load_judge
         from assay.traces.store.listing import check_run
 
         judge = self.judge

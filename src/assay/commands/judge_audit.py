@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from assay.commands.groups import JobOutput
 from assay.commands.judging import JudgedReport, JudgeJob, Rows, need_fields, rated_items, spent_by
 from assay.errors import ConfigError, ModelError
-from assay.runs.groups import Cached
+from assay.jobs.groups import Cached
 from assay.support.numbers import counted
 from assay.support.options import Share, function_of
 from assay.support.report import Report, Table
 
 if TYPE_CHECKING:
     from assay.evaluation import Session
+    from assay.jobs.opening import Run
     from assay.judges import Item, Judge
-    from assay.runs.opening import Run
 
 _BIAS_ITEMS = 60
 
@@ -146,9 +146,9 @@ class AuditJudge(Cached, JudgeJob):
     def run(self) -> Audit:
         from assay.datasets.sources import iter_rows
         from assay.evaluation.judged import judge_items
+        from assay.jobs.anchors import made_by
         from assay.judges.quality import audit
         from assay.models.scope import refusals_end_at_once, without_answers_of
-        from assay.runs.anchors import made_by
         from assay.support.values import digest_of
 
         built = self.built()
@@ -193,7 +193,7 @@ class AuditJudge(Cached, JudgeJob):
     def _keep(self, report: Audit, run: "Run") -> None:
         """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be
         erased."""
-        from assay.runs.finished import FinishedRun
+        from assay.jobs.finished import FinishedRun
 
         if self.labels:
             report = replace(report, attacks={name: {**entry, "wrong": []} for name, entry in report.attacks.items()})

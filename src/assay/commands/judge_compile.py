@@ -26,8 +26,7 @@ from assay.commands.judging import (
     with_names,
 )
 from assay.errors import BudgetExceeded, ConfigError
-from assay.optimizers.settings import JudgeConfig
-from assay.runs.groups import (
+from assay.jobs.groups import (
     Budget,
     Cached,
     FourSplits,
@@ -37,7 +36,8 @@ from assay.runs.groups import (
     Resumable,
     Threads,
 )
-from assay.runs.job_report import EndedReport
+from assay.jobs.job_report import EndedReport
+from assay.optimizers.settings import JudgeConfig
 from assay.support.numbers import counted, figure, signed
 from assay.support.options import Count, Flag, Parse, function_of
 from assay.support.report import OBJECT, Table
@@ -46,11 +46,11 @@ from assay.support.reprs import ReportDict, measure_text, shortened
 if TYPE_CHECKING:
     from assay.datasets.rows import RowFindings
     from assay.evaluation import Session
+    from assay.jobs.opening import Run
     from assay.judges import Item, Judge
     from assay.judges.labels import LabelledItems, LabelSplits
     from assay.judges.quality.drift import AnchorSet
     from assay.optimizers.judges.compile import JudgeOutcome
-    from assay.runs.opening import Run
     from assay.traces.store.sealing import Openings
 
 _THIN = 20  # items of a split below which there is no interval
@@ -226,12 +226,12 @@ class CompileJudge(
 
     def run(self) -> JudgeReport:
         from assay.datasets.memory import data_spec
+        from assay.jobs.finished import FinishedRun
+        from assay.jobs.judge_artifacts import items_of
+        from assay.jobs.loading import compiled_parts
+        from assay.jobs.opening import artifact_place, open_run
         from assay.optimizers.prompts.given import title_of
         from assay.programs import program_version
-        from assay.runs.finished import FinishedRun
-        from assay.runs.judge_artifacts import items_of
-        from assay.runs.loading import compiled_parts
-        from assay.runs.opening import artifact_place, open_run
         from assay.traces.store.sealing import known_splits, store_splits
 
         lm, config = with_names(self, judge=name_of(self.judge), labels=data_spec(self.labels, name="labels"))
@@ -271,9 +271,9 @@ class CompileJudge(
         return report
 
     def _built(self) -> "Judge":
+        from assay.jobs.loading import load_judge
         from assay.judges import Judge
         from assay.rubrics.criteria import JudgeFields
-        from assay.runs.loading import load_judge
 
         if not isinstance(self.judge, str):
             built = self.judge
@@ -313,9 +313,9 @@ def _compiled(
     judge: "Judge", splits: "LabelSplits", session: "Session", run: "Run", config: CompileJudge
 ) -> "tuple[JudgeReport, AnchorSet | None]":
     """Preflight, search, gate, test, and the measurements of the result."""
+    from assay.jobs.judge_artifacts import anchor_set, judge_card
+    from assay.jobs.preflight import preflight_judge
     from assay.optimizers.judges.compile import compile_judge_prompts
-    from assay.runs.judge_artifacts import anchor_set, judge_card
-    from assay.runs.preflight import preflight_judge
     from assay.traces.store.sealing import open_test
 
     if config.preflight:
@@ -358,9 +358,9 @@ def _saved(
     parents: Sequence[str], place: Path,
 ) -> JudgeReport:  # fmt: skip
     """Writes the artifact of the result with its card and anchor set, and one of a winner on val that is unproven."""
+    from assay.jobs.anchors import ANCHORS
+    from assay.jobs.judge_artifacts import save_judge
     from assay.reports.markdown import markdown
-    from assay.runs.anchors import ANCHORS
-    from assay.runs.judge_artifacts import save_judge
     from assay.support.places import write_whole
 
     outcome, notes, unproven = report.outcome, list(report.notes), None
@@ -383,9 +383,9 @@ def _saved(
 
 def _as_stored(judge: "Judge", stored: Mapping[str, Any]) -> JudgeReport:
     """The report of a run that had already ended. Its outcome has no answers of single items."""
+    from assay.jobs.loading import load_judge
     from assay.judges import Judge
     from assay.optimizers.judges.compile import JudgeOutcome
-    from assay.runs.loading import load_judge
     from assay.sources.artifact_files import is_artifact
 
     has_unproven = stored["unproven"] and is_artifact(stored["unproven"])

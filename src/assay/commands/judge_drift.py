@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from assay.commands.groups import JobOutput
 from assay.commands.judging import OPTIONAL, JudgedReport, JudgeJob, Rows, need_fields, preflight_items, spent_by
 from assay.errors import ConfigError
-from assay.runs.groups import Preflight
+from assay.jobs.groups import Preflight
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, function_of
 
@@ -104,9 +104,9 @@ class ReplayAnchors(Preflight, JudgeJob):
         return False
 
     def run(self) -> FrozenAnchors | Replay:
+        from assay.jobs.anchors import items_of, replay
+        from assay.jobs.finished import FinishedRun
         from assay.judges.quality.drift import AnchorSet
-        from assay.runs.anchors import items_of, replay
-        from assay.runs.finished import FinishedRun
         from assay.support.places import check_writable
 
         path = self._path()
@@ -126,7 +126,7 @@ class ReplayAnchors(Preflight, JudgeJob):
             return report
 
     def _path(self) -> Path:
-        from assay.runs.anchors import ANCHORS
+        from assay.jobs.anchors import ANCHORS
         from assay.sources.artifact_files import is_artifact
 
         if self.anchors is not None:
@@ -138,8 +138,8 @@ class ReplayAnchors(Preflight, JudgeJob):
     def _frozen(self, judge: Any, session: Any, run: Any, path: Path) -> FrozenAnchors:
         from assay.datasets.sources import iter_rows
         from assay.evaluation.judged import judge_again, judge_items
+        from assay.jobs.anchors import freeze
         from assay.judges.labels import make_items
-        from assay.runs.anchors import freeze
 
         spec = str(self.freeze)
         items = make_items(iter_rows(spec), labels=judge.labels, spec=spec, unrated=True, shows=judge.shows)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.commands.judging import SpentReport, spent_by, with_names
 from assay.errors import ConfigError, DataError
+from assay.jobs.groups import Budget, Cached, KeyedJob
 from assay.models.limits import DEFAULT_S
-from assay.runs.groups import Budget, Cached, KeyedJob
 from assay.support.names import one_of
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, Seconds, Share, function_of
@@ -111,9 +111,9 @@ class AuditUser(Reported, Trusting, InStore, Cached, KeyedJob):
         import dspy
 
         from assay.datasets import load_tasks
+        from assay.jobs.opening import open_run
         from assay.judges.quality.fidelity import fidelity_card
         from assay.models.limits import limited
-        from assay.runs.opening import open_run
         from assay.support.scrubbing import error_text
 
         name = self.user if isinstance(self.user, str) else type(self.user).__name__

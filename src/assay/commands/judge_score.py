@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from assay.commands.groups import JobOutput
 from assay.commands.judging import OPTIONAL, JudgedReport, JudgeJob, need_fields, preflight_items, spent_by
 from assay.errors import BudgetExceeded
-from assay.runs.groups import Cached, Preflight, Resumable
+from assay.jobs.groups import Cached, Preflight, Resumable
 from assay.support.numbers import counted
 from assay.support.options import Flag, function_of
 
@@ -107,9 +107,9 @@ class ScoreRows(Resumable, Cached, Preflight, JudgeJob):
         from assay.datasets.sources import iter_rows
         from assay.datasets.splits import renamed
         from assay.evaluation.judged import judge_items
+        from assay.jobs.anchors import replay_changed, values_of
+        from assay.jobs.ending import advised
         from assay.judges.labels import make_items
-        from assay.runs.anchors import replay_changed, values_of
-        from assay.runs.ending import advised
         from assay.support.places import check_new_file, check_writable
 
         out = None if self.out is None else Path(self.out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.errors import ConfigError, DataError
-from assay.runs.groups import Budget, KeyedJob, Threads
+from assay.jobs.groups import Budget, KeyedJob, Threads
 from assay.support.numbers import calls_text, figure, signed
 from assay.support.options import Flag, Parse
 from assay.support.report import Report, Table
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import dspy
 
     from assay.evaluation import Progress, Session
+    from assay.jobs.opening import Run
     from assay.judges import Item, Judge
     from assay.judges.labels import LabelledItems
-    from assay.runs.opening import Run
 
 OPTIONAL = ("task_input",)  # outputs alone can be judged
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
@@ -66,9 +66,9 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
 
     def built(self) -> "Judge":
         """The judge."""
+        from assay.jobs.loading import load_judge
         from assay.judges import Judge, ListwiseJudge
         from assay.rubrics.criteria import JudgeFields
-        from assay.runs.loading import load_judge
 
         spec: JudgeFields = {"scale": tuple(self.scale)} if self.scale else {}
         judge = load_judge(self.judge, own_model=False, **spec) if isinstance(self.judge, str) else self.judge
@@ -82,8 +82,8 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
     def session(self, *, resume: bool = False) -> "Iterator[tuple[Judge, Session, Run]]":
         """Context with the judge, an open session for it, and its run."""
         from assay.deployment.artifact import with_model_of
-        from assay.runs.opening import open_run
-        from assay.runs.preflight import check_prices
+        from assay.jobs.opening import open_run
+        from assay.jobs.preflight import check_prices
         from assay.sources.artifact_files import is_artifact, unproven_note
 
         own, is_compiled = dict[str, Any](), isinstance(self.judge, str) and is_artifact(self.judge)
@@ -104,8 +104,8 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
 
 
 def lm_of(command: KeyedJob) -> "dspy.LM | None":
-    """The model object of a command, see `assay.runs.arguments.resolve_lm`."""
-    from assay.runs.arguments import resolve_lm
+    """The model object of a command, see `assay.jobs.arguments.resolve_lm`."""
+    from assay.jobs.arguments import resolve_lm
 
     return resolve_lm(command.lm, {"model": command.model})
 
@@ -141,7 +141,7 @@ def judge_session(
 
 def preflight_items(judge: "Judge", items: "Sequence[Item]", session: "Session", config: Any) -> None:
     """Calls each model of the judge once, so that a missing one is found before every item waits for it."""
-    from assay.runs.preflight import preflight_judge
+    from assay.jobs.preflight import preflight_judge
 
     complete = [item for item in items if all(name in item.fields or name in OPTIONAL for name in judge.shows)]
     if config.preflight and complete:

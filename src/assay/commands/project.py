@@ -15,8 +15,8 @@ from typing import Any
 
 from assay.commands import COMMANDS, SHORT_FORMS, command_class, long_form
 from assay.errors import ConfigError, ProjectError
+from assay.jobs.project_file import find_project, remember
 from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
-from assay.runs.project_file import find_project, remember
 from assay.sources import trust
 from assay.sources.trust import hash_of_file, trusts
 from assay.support.names import nearest

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from assay.commands.groups import InStore, Output, Reported, Trusting
 from assay.errors import AssayError, ConfigError, DataError, ModelError, NoJsonForm, ProgramFailed, WriteFailed
+from assay.jobs.groups import Budget, Model, Source, State
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
-from assay.runs.groups import Budget, Model, Source, State
 from assay.support.numbers import counted
 from assay.support.options import Flag, Seconds, function_of
 from assay.support.report import Report
@@ -89,6 +89,11 @@ class Predictor(Trusting, InStore, Model):
         from assay.deployment.artifact import check_pinned
         from assay.evaluation import SilentProgress
         from assay.evaluation.session import stored_fields
+        from assay.jobs.arguments import check_state, own_model
+        from assay.jobs.ending import ended_in_order
+        from assay.jobs.job import salt_in
+        from assay.jobs.lock import answered_within
+        from assay.jobs.opening import opened_store
         from assay.models import Thinking, get_lm
         from assay.models.lm import with_recording
         from assay.programs import program_fields, program_version
@@ -96,11 +101,6 @@ class Predictor(Trusting, InStore, Model):
         from assay.programs.isolation import running
         from assay.programs.loading import full_name
         from assay.programs.wrapping import as_prediction
-        from assay.runs.arguments import check_state, own_model
-        from assay.runs.ending import ended_in_order
-        from assay.runs.jobs import salt_in
-        from assay.runs.lock import answered_within
-        from assay.runs.opening import opened_store
         from assay.sources.artifact_files import is_artifact
         from assay.traces import Recorder, Rollout
         from assay.traces.listening import replacing

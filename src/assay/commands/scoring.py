@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from assay.commands.groups import InExistingStore, JobOutput, Reported, Trusting
+from assay.jobs.scoring_settings import ScoringSettings
 from assay.rubrics import Rubric
-from assay.runs.scoring_settings import ScoringSettings
 from assay.support.numbers import counted, price
 from assay.support.options import Flag, function_of
 from assay.support.report import Report
@@ -88,7 +88,7 @@ class ScoreRollouts(ScoringSettings, InExistingStore, Trusting, Reported):
     """Only rollouts of this run; repeatable."""
 
     def run(self) -> ScoringReport:
-        from assay.runs.rescoring import score_stored
+        from assay.jobs.rescoring import score_stored
 
         with self.opened() as store:
             return ScoringReport(**score_stored(store, self.rubric, self, runs=self.runs, progress=self.progress))

@@ -15,11 +15,11 @@ from annotated_types import Ge, Le
 
 from assay.commands.groups import InStore, Listening, Reported
 from assay.errors import AssayError, ConfigError, StoreError
+from assay.jobs.scoring_settings import StoredJudge
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import LAST_CALLS_S
 from assay.models.prices import price_text
 from assay.models.unrecorded import Unrecorded
-from assay.runs.scoring_settings import StoredJudge
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, function_of
 from assay.support.report import OBJECT, Report
@@ -223,7 +223,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
         return asyncio.run(self._serve())
 
     async def _serve(self) -> ServeReport:
-        from assay.runs.ending import on_ending_signals
+        from assay.jobs.ending import on_ending_signals
         from assay.traces.gateway.connections import ConnectionLimits, Listener
         from assay.traces.gateway.server import Gateway
         from assay.traces.gateway.upstreams import silent_server, upstream_of

@@ -350,7 +350,7 @@ class RateRollouts(InExistingStore, OfRun):
     """Maximum number of rollouts to ask about."""
 
     def check(self) -> None:
-        from assay.runs.project_file import is_of_project
+        from assay.jobs.project_file import is_of_project
 
         if self.rollout_id is None:
             return
@@ -635,8 +635,8 @@ class ForgetSubject(InExistingStore):
         import functools
 
         from assay.deployment.deployments import Deployments, versions_of_erased
-        from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
-        from assay.runs.lineage import lineage_of
+        from assay.jobs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
+        from assay.jobs.lineage import lineage_of
         from assay.traces.records import subject_digests
         from assay.traces.store.erasure import erase_subject
         from assay.traces.store.location import home_of

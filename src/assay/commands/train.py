@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
+from assay.jobs.rl_settings import RLSettings, is_export
 from assay.optimizers.finetuning.report import PolicyReport
-from assay.runs.rl_settings import RLSettings, is_export
 from assay.support.options import Flag, function_of
 
 
@@ -55,7 +55,7 @@ class TrainRL(Reported, Trusting, InStore, RLSettings):
     OUTPUT: ClassVar[Any] = TrainingOutput
 
     def run(self) -> PolicyReport:
-        from assay.runs.policy_training import train_on_export, train_on_rollouts
+        from assay.jobs.policy_training import train_on_export, train_on_rollouts
 
         run = train_on_export if is_export(self.program) else train_on_rollouts
         return run(self, store=self.store, progress=self.reporter)

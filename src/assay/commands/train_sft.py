@@ -12,9 +12,9 @@ from assay.commands.evaluate import evaluate
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.commands.train import TrainingOutput
 from assay.errors import ConfigError
+from assay.jobs.groups import Budget, JudgeModel, ProgramExecution, ProgramJob, Source, Task
 from assay.optimizers.finetuning.report import SFTReport
 from assay.optimizers.finetuning.settings import SFTSettings
-from assay.runs.groups import Budget, JudgeModel, ProgramExecution, ProgramJob, Source, Task
 from assay.support.names import check_name
 from assay.support.options import Flag, Positive, function_of, options_of
 
@@ -85,12 +85,12 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
                 "rubric": self.rubric, "data": self.data, "store": self.store}  # fmt: skip
 
     def run(self) -> SFTReport:
+        from assay.jobs.independence import independent
+        from assay.jobs.trainings import open_training
         from assay.optimizers.finetuning import sft
         from assay.optimizers.finetuning.base import check_trainable
         from assay.optimizers.finetuning.data import read_sft
         from assay.optimizers.finetuning.run_folder import check_free, rank
-        from assay.runs.independence import independent
-        from assay.runs.trainings import open_training
 
         settings, measured, progress = self.part(SFTSettings), self.measured, self.reporter
         if not rank():
@@ -133,12 +133,12 @@ def check_comparison(program: str, settings: Mapping[str, Any], *, progress: "Pr
         AssayError: what was wrong, which rule, what to do.
     """
     from assay.evaluation import default_progress
+    from assay.jobs.arguments import program_settings
+    from assay.jobs.independence import independent
+    from assay.jobs.job import open_job
+    from assay.jobs.preflight import checked
+    from assay.jobs.unused import unused_settings
     from assay.programs.loading import full_name
-    from assay.runs.arguments import program_settings
-    from assay.runs.independence import independent
-    from assay.runs.jobs import open_job
-    from assay.runs.preflight import checked
-    from assay.runs.unused import unused_settings
 
     rubric, data, store = settings["rubric"], settings["data"], settings.get("store")
     options = {name: value for name, value in settings.items() if name in options_of(_Comparison)}
@@ -166,8 +166,8 @@ def compare_models(
         settings: the other settings of `evaluate`.
         on_open: called after each run with the number of openings of the test split.
     """
+    from assay.jobs.independence import independent
     from assay.optimizers.finetuning.comparison import MODES, compared
-    from assay.runs.independence import independent
     from assay.traces.records import new_id
 
     independent(settings["rubric"], settings.get("judge_model"), models[1])

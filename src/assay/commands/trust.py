@@ -132,7 +132,7 @@ def _content_at(path: str) -> TrustedContent:
     Raises:
         ArtifactError: there is neither.
     """
-    from assay.runs.project_file import FILE
+    from assay.jobs.project_file import FILE
     from assay.sources.artifact_files import RUBRIC, code_of, verified
     from assay.sources.trust import hash_of_file
 

@@ -16,9 +16,9 @@ from annotated_types import Ge, Gt, Lt
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage
 from assay.commands.impact import Impact, ImpactReport
 from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
+from assay.jobs.groups import DecidedJob, ParameterJob, StagedJob
+from assay.jobs.job_report import JobReport
 from assay.optimizers.settings import SearchConfig
-from assay.runs.groups import DecidedJob, ParameterJob, StagedJob
-from assay.runs.job_report import JobReport
 from assay.support.names import one_of
 from assay.support.options import EXPERT, Count, Flag, Positive, function_of, options_of
 from assay.support.presets import apply_preset
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from assay.datasets.schedule import Schedule
     from assay.evaluation import Progress, RecordedProgram
     from assay.evaluation.comparison import Comparison
+    from assay.jobs.job import Job
+    from assay.jobs.planning import Request
     from assay.models.meter import Usage
     from assay.optimizers.parameters import Point, ProgramObjective, SearchOutcome, Space
-    from assay.runs.jobs import Job
-    from assay.runs.planning import Request
 
 _METHODS = ("optuna", "policy")
 _CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
@@ -349,7 +349,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         return replace(self, **caps)
 
     def request(self, job: "Job", each: float) -> "Request":
-        from assay.runs.planning import ALL_STAGES, with_report
+        from assay.jobs.planning import ALL_STAGES, with_report
 
         val = job.splits.sizes()["val"]
         if (curriculum := job.splits.curriculum) is None:
@@ -360,12 +360,12 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         return with_report(job, runs, ALL_STAGES)
 
     def run(self) -> TuneReport:
+        from assay.jobs.arguments import named
+        from assay.jobs.artifacts import require_portable
+        from assay.jobs.job import open_job, salt_at
+        from assay.jobs.opening import artifact_place, check_out
+        from assay.jobs.studies import program_at, storage_of
         from assay.optimizers.parameters import Point
-        from assay.runs.arguments import named
-        from assay.runs.artifacts import require_portable
-        from assay.runs.jobs import open_job, salt_at
-        from assay.runs.opening import artifact_place, check_out
-        from assay.runs.studies import program_at, storage_of
         from assay.sources.modules import without_call
         from assay.traces.store.sealing import resolve_salt
 
@@ -485,9 +485,9 @@ def _helped(job: "Job", config: Tune, study: str, url: str, progress: "Progress"
 def _help(config: TuneWorker, spent: Any) -> None:
     """Main function of a worker process: runs trials until there are enough, and reports its usage. Decides nothing."""
     from assay.evaluation import SilentProgress
+    from assay.jobs.job import open_job
+    from assay.jobs.studies import objective_of, space_of, study_of
     from assay.optimizers.parameters import search
-    from assay.runs.jobs import open_job
-    from assay.runs.studies import objective_of, space_of, study_of
     from assay.traces import Store
 
     signal.signal(signal.SIGTERM, _stopped)
@@ -554,7 +554,7 @@ class StagedSearch:
 
     def run(self) -> "tuple[SearchOutcome, str | None]":
         """The outcome of the comparison, and why the search was stopped, if it was."""
-        from assay.runs.curricula import keep_schedule
+        from assay.jobs.curricula import keep_schedule
 
         try:
             self._search()
@@ -586,8 +586,8 @@ class StagedSearch:
                 schedule.leave(used)
 
     def _searched(self, name: str, trials: int, tasks: "Sequence[Task]", enough: float) -> "SearchOutcome":
+        from assay.jobs.studies import study_of
         from assay.optimizers.parameters import outcome_of, search
-        from assay.runs.studies import study_of
 
         config, objective = replace(self.config.search, trials=trials), self.objective.named(f"stage {name}, ")
         study = study_of(self.job, self.config, self.config.search, self.space, self.url, stage=name)
@@ -604,8 +604,8 @@ class StagedSearch:
 
     def _compared(self) -> "SearchOutcome":
         """Each point on all val tasks. The study is that of the run, which the page shows."""
+        from assay.jobs.studies import study_of
         from assay.optimizers.parameters import outcome_of, search
-        from assay.runs.studies import study_of
 
         val = self.job.splits.val
         self.progress.say(f"comparison of the default and the best points of the stages on all {len(val)} val tasks")
@@ -664,10 +664,10 @@ def _check_folders(apply: str | Path | None, also: "Sequence[str | Path]") -> No
 
 def _prepared(job: "Job", config: Tune, progress: "Progress") -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
+    from assay.jobs.artifacts import rehearsed
+    from assay.jobs.preflight import checked, see_models
+    from assay.jobs.unused import unused_settings
     from assay.optimizers.budget import announce_splits, forecast_pair, plan_report
-    from assay.runs.artifacts import rehearsed
-    from assay.runs.preflight import checked, see_models
-    from assay.runs.unused import unused_settings
 
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val)
@@ -698,9 +698,9 @@ def _check_caps(job: "Job", config: Tune, pair: "Usage") -> None:
 
 
 def _searched(job: "Job", config: Tune, progress: "Progress") -> _Searched:
-    from assay.runs.anchors import replay_of_rubric
-    from assay.runs.curricula import schedule_of
-    from assay.runs.studies import default_of, default_program, objective_of, space_of, storage_of
+    from assay.jobs.anchors import replay_of_rubric
+    from assay.jobs.curricula import schedule_of
+    from assay.jobs.studies import default_of, default_program, objective_of, space_of, storage_of
 
     space = space_of(job, config, progress)
     objective = objective_of(job, config, space)
@@ -738,9 +738,9 @@ def _by_optuna(
     job: "Job", objective: "ProgramObjective", space: "Space", default: "Point", config: Tune, progress: "Progress",
     url: str,
 ) -> "tuple[SearchOutcome, str | None]":  # fmt: skip
+    from assay.jobs.studies import study_of
     from assay.optimizers.parameters import outcome_of, search
     from assay.optimizers.parameters.search import requeue_all
-    from assay.runs.studies import study_of
     from assay.support.addresses import DatabaseAddress
 
     val = job.splits.val
@@ -924,10 +924,10 @@ def _with_artifacts(
 
     If gate did not prove them better, the artifact has the default, and the best program is written beside it.
     """
+    from assay.jobs.artifacts import keep_artifact
+    from assay.jobs.studies import program_at
     from assay.optimizers.parameters import Point, in_figures
     from assay.reports.markdown import markdown
-    from assay.runs.artifacts import keep_artifact
-    from assay.runs.studies import program_at
 
     chosen, apply, kept = program_at(job, searched.outcome.best.point, config), config.apply, decided.kept
     if apply is not None:
@@ -951,9 +951,9 @@ def _drawn(report: TuneReport, job: "Job", config: Tune, url: str) -> TuneReport
     import optuna
     import sqlalchemy as sa
 
+    from assay.jobs.studies import facts_of
     from assay.optimizers.parameters import in_figures
     from assay.optimizers.parameters.impact import importance, write_page
-    from assay.runs.studies import facts_of
     from assay.support.addresses import DatabaseAddress
 
     try:

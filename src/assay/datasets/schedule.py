@@ -62,7 +62,7 @@ class Schedule:
     Args:
         train: tasks by stage.
         val: tasks by stage, on which promotion is decided.
-        log: file of the report, which `assay.runs.curricula` writes.
+        log: file of the report, which `assay.jobs.curricula` writes.
         steps: number of steps of the run, for stages with a share of it; None if each stage is one step.
         say: called with a line of text for each move.
     """

@@ -1,6 +1,6 @@
 """Options: fields of frozen dataclasses. A field with its type, default and docstring is the whole declaration.
 
-The Python function (`function_of`), the command line (`assay.cli.main`), the keys of `assay.toml`
+The Python function (`function_of`), the command line (`assay.cli`), the keys of `assay.toml`
 (`assay.commands.project`) and the reference are derived from these fields. pydantic is loaded when the first object
 is made, not when a class is defined.
 """
@@ -291,6 +291,11 @@ class Option:
         return self.name.upper() if self.positional else name or f"--{self.name.replace('_', '-')}"
 
     @property
+    def switch(self) -> str:
+        """The words of a switch; two where it is on by default, so that it can be turned off and, over a file, on."""
+        return self.flag.name or (f"{self.flag_name}/--no-{self.flag_name[2:]}" if self.default else self.flag_name)
+
+    @property
     def required(self) -> bool:
         return self.default is MISSING
 
@@ -447,3 +452,34 @@ def _adapter(title: str, types: Mapping[str, Any]) -> Any:
     shape = typed_dict(title, types)
     shape.__pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     return TypeAdapter(shape)
+
+
+def flag_of(options: Mapping[str, Option], setting: str) -> str:
+    """A setting as it is typed: `max_calls` as `--max-calls`, `resume=True` as `--resume`; others as they are."""
+    name, equals, value = setting.partition("=")
+    if (option := options.get(name)) is None:
+        return setting
+    flag = option.flag_name
+    if value in ("False", "None"):
+        off = option.switch.partition("/")[2] if option.type is bool else ""
+        return off or f"no {flag}"
+    if not equals or value in ("True", "…"):
+        return flag
+    return " ".join(f"{flag} {text}" for text in _typed(option, value)) or f"no {flag}"
+
+
+def _typed(option: Option, value: str) -> list[str]:
+    """The repr of a value as it is typed on the command line, once for each time that its flag is given."""
+    try:
+        parsed = ast.literal_eval(value)
+    except (ValueError, SyntaxError):  # a word that stands for a value, such as NAME
+        return [value]
+    if isinstance(parsed, Mapping):
+        return [f"{name}={item}" for name, item in parsed.items()]
+    items = parsed if isinstance(parsed, list | tuple) else [parsed]
+    # with quotes where a text alone would not be seen, or would break the line
+    texts = [
+        repr(item) if isinstance(item, str) and not (item.strip() and item.isprintable()) else str(item)
+        for item in items
+    ]
+    return [",".join(texts)] if option.flag.commas else texts

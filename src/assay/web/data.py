@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from assay.cli.main import names_of
+from assay.commands.repeat import names_in
 from assay.errors import AssayError, ConfigError, DataError, spoken
 from assay.reports.charts import share_bar
 from assay.traces.export.pipeline import export_rows, preview_export
@@ -89,7 +89,7 @@ def _manifest_view(kind: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
                 **gate,
                 "value": format_value(gate["value"]),
                 "required": format_value(gate["required"]),
-                "text": spoken(gate.get("missing") or gate.get("warning") or "", names_of(["export", kind])),
+                "text": spoken(gate.get("missing") or gate.get("warning") or "", names_in(f"export {kind}")),
             }
             for gate in manifest["gates"]
         ],

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.cli.repeat import rollout_command, run_command
+from assay.commands.repeat import rollout_command, run_command
 from assay.sources.artifact_files import is_artifact
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.listing import list_runs

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.cli.repeat import rollout_command
+from assay.commands.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
 from assay.reports.compiled import evaluation_labels
 from assay.reports.texts import Budget, Clipped, pretty

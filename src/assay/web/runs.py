@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.cli.repeat import resume_command, run_command, spoken_by_run
+from assay.commands.repeat import resume_command, run_command, spoken_by_run
 from assay.commands.runs import stored_report
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of

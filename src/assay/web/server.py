@@ -369,7 +369,7 @@ def reachable(host: str) -> str:
 def _load() -> None:
     from scipy import special  # noqa: F401
 
-    from assay.cli.repeat import run_command
+    from assay.commands.repeat import run_command
     from assay.web import data, deployments, judges  # noqa: F401
 
     compile_templates()

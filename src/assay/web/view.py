@@ -47,7 +47,7 @@ class View(Listening, InExistingStore):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        from assay.runs.ending import on_ending_signals
+        from assay.jobs.ending import on_ending_signals
         from assay.traces.gateway.connections import ConnectionLimits, Listener
         from assay.traces.store import store_address
         from assay.web.access import PageAccess

@@ -1,6 +1,6 @@
 """Erasure of a person's data: rollouts, labels, remembered facts, and what other rows of the store repeat of them.
 
-Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
+Does not touch files, and does not empty the response cache: `assay.jobs.erasure` does.
 """
 
 import html

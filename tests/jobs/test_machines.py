@@ -1,0 +1,138 @@
+"""Jobs of several machines on one store: one runs a job at a time, and who lost it changes nothing any more."""
+
+import sqlite3
+import time
+from pathlib import Path
+
+import dspy
+import pytest
+import sqlalchemy as sa
+
+import assay
+from assay.errors import ConfigError, FailureKind
+from assay.evaluation import SilentProgress
+from assay.jobs.trainings import open_training
+from assay.testing import scripted_lm
+from assay.traces import Rollout, Store, Transition
+from assay.traces.store.leases import LostLease, acquire
+from assay.traces.store.tables import leases
+
+CONFIG = {"algorithm": "sft", "rows": 3}
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return request.getfixturevalue("empty_postgres_url") if request.param == "postgresql" else str(tmp_path / "s.db")
+
+
+def end_leases(store: Store) -> None:
+    """As if the time of all leases had run out."""
+    with store.engine.begin() as connection:
+        connection.execute(sa.update(leases).values(until=0.0))
+
+
+@pytest.mark.postgres
+def test_a_job_that_runs_on_one_machine_is_refused_on_another(
+    empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for machine in ("one", "two"):
+        (tmp_path / machine).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    with open_training(CONFIG, name="warm", progress=SilentProgress(), store=empty_postgres_url) as first:
+        monkeypatch.chdir(tmp_path / "two")
+        with (
+            pytest.raises(ConfigError, match=r"running already on .+:\d+ since 20"),
+            open_training(CONFIG, name="warm", progress=SilentProgress(), store=empty_postgres_url, resume=True),
+        ):
+            pass
+        monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.chdir(tmp_path / "two")
+    with open_training(CONFIG, name="warm", progress=SilentProgress(), store=empty_postgres_url) as second:
+        assert (first.run_id[-2:], second.run_id[-2:]) == ("-1", "-2")
+
+
+def test_a_job_that_was_killed_is_resumed_at_once_where_it_ran(where: str) -> None:
+    with open_training(CONFIG, name="warm", progress=SilentProgress(), store=where) as first:
+        pass
+    with Store(where) as store:  # a killed process gives nothing back
+        with store.engine.begin() as connection:
+            later = leases.c.until + 1e9 + time.monotonic()
+            connection.execute(sa.update(leases).values(until=later, length_s=2e9 + time.time()))
+        store.put_run(first.run_id, kind="train", config=CONFIG, status="running", started_at=1.0)
+    with open_training(CONFIG, name="warm", progress=SilentProgress(), store=where, resume=True) as second:
+        assert second.run_id == first.run_id
+
+
+def test_who_lost_a_job_changes_nothing_and_its_answered_calls_are_kept(where: str) -> None:
+    with Store(where) as old, Store(where) as new:
+        first = acquire(old.engine, "job:x", 60.0)
+        assert first is not None
+        old.belong_to(first)
+        assert old.reserve_run("x-1", kind="collect", started_at=1.0)
+        old.put_rollout(Rollout(id="r", run_id="x-1", phase="collect"))
+        old.put_transition("r", Transition(t=0, model="m", request={}, cost_usd=0.25))
+        old.flush()
+        end_leases(old)
+        second = acquire(new.engine, "job:x", 60.0)
+        assert second is not None
+        new.belong_to(second)
+        new.put_rollout(Rollout(id="r", run_id="x-1", phase="collect", status="done", score=1.0))
+        new.flush()
+
+        old.put_rollout(Rollout(id="r", run_id="x-1", phase="collect", status="done", score=0.0))
+        old.put_transition("r", Transition(t=1, model="m", request={}, output="late", cost_usd=0.5))
+        old.put_run("x-1", kind="collect", config={}, status="failed", started_at=1.0)
+        old.flush()
+        assert old.obstacle
+        for change in (lambda: old.reserve_run("x-2", kind="collect", started_at=1.0), lambda: old.put_meta("a", "b")):
+            with pytest.raises(LostLease):
+                change()
+        assert new.obstacle is None
+        late, kept = sorted(new.rollouts(run_id="x-1"), key=lambda rollout: rollout.id == "r")
+        assert (kept.status, kept.score) == ("done", 1.0)
+        assert [step.t for step in new.rollout("r").transitions] == [0]
+        assert (late.status, late.failure, late.score) == ("error", FailureKind.LATE, None)
+        assert [(step.t, step.output) for step in new.rollout(late.id).transitions] == [(1, "late")]
+        assert new.run_row("x-1")["status"] == "running"
+        assert new.spent("x-1")["collect"].cost_usd == 0.75
+
+
+def test_waiting_rows_of_who_lost_a_job_change_nothing(tmp_path: Path) -> None:
+    path, old = tmp_path / "s.db", Store(tmp_path / "s.db")
+    first = acquire(old.engine, "job:x", 60.0)
+    assert first is not None
+    old.belong_to(first)
+    old.put_rollout(Rollout(id="r", run_id="x-1", status="running"))
+    old.flush()
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        old.put_rollout(Rollout(id="r", run_id="x-1", status="done", score=0.0))
+        old.put_transition("r", Transition(t=1, model="m", request={}, cost_usd=0.5))
+        with pytest.raises(Exception, match="wait in"):
+            old.close(0.5)
+        other.execute("UPDATE leases SET until = 0")
+        other.execute("UPDATE rollouts SET status = 'done', score = 1")
+        other.execute("UPDATE leases SET token = 'of the next one'")
+        other.execute("COMMIT")
+    other.close()
+    with Store(path) as store:
+        late, kept = sorted(store.rollouts(), key=lambda rollout: rollout.id == "r")
+        assert (kept.score, late.failure) == (1.0, FailureKind.LATE)
+
+
+def test_equal_jobs_of_two_stores_in_one_folder_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d.jsonl").write_text('{"question": "1 + 1?", "answer": "2", "split": "val"}\n')
+    runs = []
+    for store in ("a.db", "b.db", "a.db"):
+        evaluated = assay.evaluate(
+            dspy.Predict("question -> answer"),
+            rubric="exact",
+            data="d.jsonl",
+            lm=scripted_lm(lambda prompt: "2"),
+            store=store,
+        )
+        runs.append(evaluated.run_id)
+    assert len(set(runs)) == 3
+    assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir()) == sorted(runs)
