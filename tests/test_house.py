@@ -230,9 +230,21 @@ try:
 except SystemExit as end:
     assert not end.code
 """
+HELP = """
+import sys
+sys.argv = ["assay", *{words!r}, "--help"]
+from assay.cli import group
+try:
+    group()
+except SystemExit as end:
+    assert not end.code
+"""
+HEAVY = "dspy torch litellm sqlalchemy optuna numpy rich"
 LIGHT = {  # code, and the packages that it must not load
-    "import": ("import assay", "dspy torch litellm sqlalchemy optuna numpy rich"),
-    "traces stats": (STATS, "dspy torch litellm sqlalchemy optuna numpy rich"),
+    "import": ("import assay", HEAVY),
+    "help": (HELP.format(words=[]), f"{HEAVY} ssl email multiprocessing"),
+    "help of a command": (HELP.format(words=["compile"]), f"{HEAVY} ssl email multiprocessing"),
+    "traces stats": (STATS, HEAVY),
     "store": ("from assay.traces.store import Store", "dspy litellm numpy pydantic"),
     "statistics": ("import assay.commands.compile, assay.judges, assay.cli", "scipy sklearn torch optuna"),
     "page": ("import assay.web.view, assay.web.server", "dspy torch litellm optuna numpy scipy rich"),
