@@ -437,7 +437,9 @@ NO_OPTIMIZERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "named"), NO_OPTIMIZERS, ids=str)
+@pytest.mark.parametrize(
+    ("given", "named"), NO_OPTIMIZERS, ids=lambda value: value if isinstance(value, str) else type(value).__name__
+)
 def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path, given: Any, named: str) -> None:
     (place / "own.py").write_text(FILE)
     (place / "raising.py").write_text("raise RuntimeError('at import')")
