@@ -69,11 +69,11 @@ def test_ray_results_equal_thread_results(
 ) -> None:
     results = {}
     for where in ("threads", "ray"):
-        options = {**local_settings, **server, "store": tmp_path / f"{where}.db"}
+        options = {**local_settings, **server, "store": tmp_path / where / "s.db"}
         report = assay.evaluate(
             mine, split="val", executor=where, cache=False, prompt_format="chat", preflight=False, **options
         )
-        with Store(tmp_path / f"{where}.db") as store:
+        with Store(tmp_path / where / "s.db") as store:
             rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
         stored = sorted(
             (r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions])

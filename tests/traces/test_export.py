@@ -212,7 +212,7 @@ def test_an_export_without_rows_names_the_excluded_rollouts_and_how_to_include_t
     with pytest.raises(DataError) as caught:
         exported(store, "sft")
     for part in (
-        "of 7 rollouts: ",
+        "no rows for sft: 7 rollouts; ",
         "inputs with this hash are in the gate or test split; record other inputs)",
         "2 left out: below the quality of 0.8 (a lower min_quality includes them)",
         "1 left out: unscored (`assay traces score --rubric R` scores them)",

@@ -145,7 +145,7 @@ def filled(tmp_path: Path) -> Path:
 def plans(filled: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plans of every statement that goes through SQLAlchemy or `assay.traces.store.counts` from here on."""
     recorded: list[tuple[str, str]] = []
-    db = sqlite3.connect(filled)
+    db = sqlite3.connect(filled, check_same_thread=False)
 
     def explain(statement: str, values: Any) -> None:
         if statement.lstrip().upper().startswith(("SELECT", "DELETE", "UPDATE")):

@@ -62,6 +62,28 @@ def judge_card(rows: list[dict[str, Any]], spec: JudgeSpec) -> dict[str, Any]:
     )  # fmt: skip
 
 
+SPENT = {"calls": 9, "cached": 0, "repeated_calls": 0, "tokens": 90, "cost_usd": 0.0}
+JUDGED: dict[str, Any] = {"coverage": 1.0, "undecided": {}}
+SEALED: dict[str, Any] = {  # of a compile of a judge whose test was not opened
+    "stopped": None,
+    "notes": [],
+    "test_openings": None,
+    "data": {"near_duplicates": {"count": 0, "examples": []}},
+    "unproven": None,
+    "optimizer": "auto",
+    "objective": "kappa",
+    "winner": "bootstrap",
+    "replaces": False,
+    "gate": None,
+    "sizes": {},
+    "ceiling": None,
+    "candidates": [],
+    "search_calls": 9,
+    "outcome": None,
+    "test": dict.fromkeys(("baseline", "compiled", "gain", "accuracy_gain")),
+}
+
+
 def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
     """Stores everything that the page of a judge shows. Returns the key of its question.
 
@@ -80,9 +102,14 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
                 key, entry.item_id, rater, label, fields=entry.fields, rationale=text, rollout_id=entry.rollout_id
             )
     rows = list(store.labels(key))
+    card = judge_card(rows, question.spec)
     reports = {
-        "judge compile": {"artifact": str(folder / "judge"), "card": judge_card(rows, question.spec)},
+        "judge compile": {
+            **SPENT, **SEALED, "artifact": str(folder / "judge"), "card": card,
+        },
         "judge audit": {
+            **SPENT, **JUDGED, "judge": card.get("judge"), "biases": {}, "profile": "quality", "cases": {},
+            "not_tried": [], "verdicts": 8, "unscored": 0,
             "passed": False, "pass_at": 0.8, "flip_alarms": ["praise changes 50% of the verdicts"], "notes": [],
             "attacks": {
                 "empty": {"n": 4, "right": 4, "share": 1.0, "passed": True, "flip_rate": None, "wrong": []},
@@ -96,6 +123,7 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
             },
         },
         "judge drift": {
+            **SPENT, **JUDGED, "mean_square": None, "mean_square_error": None, "noise": 0.0, "flips": None,
             "alarms": ["verdicts shifted"], "changed": {"model": ["a", "b"]}, "n": 60, "lost": 0,
             "mean_difference": -0.3, "cusum": 9.0, "cusum_limit": 7.5, "psi": None, "psi_limit": None,
         },

@@ -76,8 +76,9 @@ def test_the_runs_of_a_judge_lead_to_its_page_and_state_their_result(store: Stor
     for text in (compiled, audited):
         assert f'<a href="/judges/{key}">The judge: its card, audits, drift and labels</a>' in text
         assert "Compare with another run" not in text
-    assert re.search(r"weighted kappa with raters: \S+ on 22 items of test; raters with each other: \S+<", compiled)
-    assert "1 of 2 attacks failed: praise<" in audited
+    assert "agreement with raters, 22 items of test" in compiled
+    assert re.search(r"weighted kappa</bdi></th>(<td[^>]*><bdi>\S+( [^<]*)?</bdi></td>){3}", compiled)
+    assert "It passes 1 of the 2 attacks that were tried" in audited
 
 
 def test_agreement_is_shown_as_it_grows(store: Store, tmp_path: Path) -> None:

@@ -83,4 +83,4 @@ def test_the_page_of_a_judge_offers_its_source_to_compile_and_its_artifact_to_te
     offered = commands_of(read(store, f"/judges/{key}", where=tmp_path / "page.db"))
     assert "kind.yaml --labels store" in offered["Compile the judge with the labels of the store"]
     assert all(parses(command) for command in offered.values())
-    assert "drifted: 60 anchors" in read(store, "/runs/judge-drift", where=tmp_path / "page.db")
+    assert "60 anchors, mean difference -0.300" in read(store, "/runs/judge-drift", where=tmp_path / "page.db")
