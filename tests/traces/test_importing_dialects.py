@@ -129,7 +129,7 @@ ANSWERS: list[tuple[Any, str, int, str | None]] = [  # output, text, calls, fini
     ({"generations": [[{"text": "a", "message": LANGCHAIN}]]}, "a", 1, None),
     ([{"text": "a", "reasoning_content": "hm"}], "a", 0, None),  # DSPy
     ({"message": BLOCKS, "raw": {}}, "a", 0, None),  # LlamaIndex
-    ({"finish_reason": "function_calls", "content": [AS_CHAT]}, "", 1, "function_calls"),  # AutoGen
+    ({"finish_reason": "function_calls", "content": [AS_CHAT]}, "", 1, "tool_calls"),  # AutoGen
     (["a", "b"], "a", 0, None),
     ({"content": "a"}, "a", 0, None),
     (7, "7", 0, None),

@@ -443,15 +443,10 @@ def settings_of(request: Mapping[str, Any], items: Any = ()) -> dict[str, Any]:
 
 
 _FINISH = {
-    "tool_call": "tool_calls",
-    "tool_calls": "tool_calls",
-    "tool_use": "tool_calls",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "stop": "stop",
-    "max_tokens": "length",
-    "length": "length",
-    "content_filter": "content_filter",
+    **dict.fromkeys(("tool_call", "tool_calls", "tool_use", "function_call", "function_calls"), "tool_calls"),
+    **dict.fromkeys(("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "length"),
+    "content_filter": "content_filter",  # other refusals keep their reason
 }
 _BLOCKS = (  # of one answer
     *("text", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool-call"),
