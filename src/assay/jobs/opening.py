@@ -33,6 +33,8 @@ from assay.traces.store.listing import run_folder
 from assay.traces.store.location import home_of
 from assay.traces.store.sealing import claim_salt
 
+_LAST_ROWS_S = 10.0  # in which a store takes the last rows of a run
+
 
 @dataclass
 class Run:
@@ -132,6 +134,8 @@ def open_run(
                 )
             if opened.full:  # again once it is closed: its last rows may have fitted, or not
                 after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded))
+            else:
+                opened.written(_LAST_ROWS_S)  # while the lease is held: later they would be those of a lost job
 
 
 def _put_back(store: Store, row: Mapping[str, Any]) -> None:
