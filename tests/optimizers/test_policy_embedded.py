@@ -398,7 +398,7 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
     for settings, message in (
         ({"steps": 3}, "'steps'. would have no effect"),
         ({"algorithm": "ppo"}, "use assay.train"),
-        ({"lora_r": 0}, "lora_r=0"),
+        ({"lora_r": 0}, "lora_r: must be"),
     ):
         with pytest.raises(ConfigError, match=message):
             lm.reinforce({"name": "x", **settings})
