@@ -237,8 +237,8 @@ def test_the_mapped_folders_exist() -> None:
         for cell in re.findall(r"^\| (`[^|]+`) \|", README, re.MULTILINE)
         for folder in re.findall(r"`([^`]+)`", cell)
     ]
-    assert {"src/assay/cli", "tests"} <= set(folders)
-    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    assert {"src/assay/cli.py", "tests"} <= set(folders)
+    assert [folder for folder in folders if not (ROOT / folder).exists()] == []
 
 
 def test_the_files_that_contributing_names_exist() -> None:
