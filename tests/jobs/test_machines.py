@@ -85,17 +85,23 @@ def test_who_lost_a_job_changes_nothing_and_its_answered_calls_are_kept(where: s
         old.put_run("x-1", kind="collect", config={}, status="failed", started_at=1.0)
         old.flush()
         assert old.obstacle
+        old.put_rollout(Rollout(id="begun later", run_id="x-1", phase="collect"))
+        old.flush()
+        old.put_transition("begun later", Transition(t=0, model="m", request={}, cost_usd=0.25))  # in another batch
+        old.flush()
         for change in (lambda: old.reserve_run("x-2", kind="collect", started_at=1.0), lambda: old.put_meta("a", "b")):
             with pytest.raises(LostLease):
                 change()
         assert new.obstacle is None
-        late, kept = sorted(new.rollouts(run_id="x-1"), key=lambda rollout: rollout.id == "r")
+        *beside, kept = sorted(new.rollouts(run_id="x-1"), key=lambda rollout: rollout.id == "r")
+        (late,) = [rollout for rollout in beside if new.rollout(rollout.id).transitions[0].t == 1]
+        assert len(beside) == 2
         assert (kept.status, kept.score) == ("done", 1.0)
         assert [step.t for step in new.rollout("r").transitions] == [0]
         assert (late.status, late.failure, late.score) == ("error", FailureKind.LATE, None)
         assert [(step.t, step.output) for step in new.rollout(late.id).transitions] == [(1, "late")]
         assert new.run_row("x-1")["status"] == "running"
-        assert new.spent("x-1")["collect"].cost_usd == 0.75
+        assert new.spent("x-1")["collect"].cost_usd == 1.0
 
 
 def test_waiting_rows_of_who_lost_a_job_change_nothing(tmp_path: Path) -> None:

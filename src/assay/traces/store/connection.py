@@ -105,7 +105,7 @@ _PASSING_SQLITE = frozenset((3, 5, 6, 8, 10, 14, 15))
 _FULL_SQLITE = 13
 _WRITE_SQLITE = 778  # SQLITE_IOERR_WRITE: also for EDQUOT and EFBIG
 _MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a new one
-# SQLSTATE of outages that are no OperationalError: a server that turned read-only, rights that were taken away
+# SQLSTATE of outages that psycopg does not raise as OperationalError: a read-only server, rights taken away
 _PASSING_POSTGRES = ("25006", "42501")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import FailureKind
+from assay.errors import FailureKind, StoreError
 from assay.traces.store import tables as schema
 from assay.traces.store.tables import leases
 from assay.traces.store.writer import Owner, Rows
@@ -28,26 +28,38 @@ def late_rows(connection: sa.Connection, rows: Rows, owner: Owner) -> Rows:
     """The rows that are still written: transitions, each under a rollout of its own beside the one that it is of.
 
     The rollout itself may have been replaced by the new owner. The one beside it has the same run and phase, so that
-    its calls are counted and priced there, no score, and `late` as its failure.
+    its calls are counted and priced there, no score, and `late` as its failure. A rollout that the store does not have
+    gets one at once, because its calls may come in later batches.
+
+    Raises:
+        StoreError: the store has no rollout for a transition.
     """
-    table = schema.rollouts
     late: Rows = {"rollouts": {}, "transitions": {}}
+    put = rows.get("rollouts", {})
+    for name, row in put.items():
+        if _stored(connection, name) is None:
+            late["rollouts"][_beside(name, owner)] = row
     for (name, t), transition in rows.get("transitions", {}).items():
-        beside = hashlib.sha256(f"{name}\0{owner[1]}".encode()).hexdigest()[:32]
-        row = rows.get("rollouts", {}).get(name) or (
-            connection.execute(sa.select(table).where(table.c.id == name)).mappings().first()
-        )
-        if row is not None:
-            late["rollouts"][beside] = {**_UNSCORED, **_kept(row), "id": beside}
-            late["transitions"][beside, t] = {**transition, "rollout_id": beside}
+        beside = _beside(name, owner)
+        found = put.get(name) or _stored(connection, name) or _stored(connection, beside)
+        if found is None:
+            raise StoreError(f"the store has no rollout {name} for a late call")
+        late["rollouts"][beside] = found
+        late["transitions"][beside, t] = {**transition, "rollout_id": beside}
+    late["rollouts"] = {beside: {**row, **_UNSCORED, "id": beside} for beside, row in late["rollouts"].items()}
     return {name: by_key for name, by_key in late.items() if by_key}
+
+
+def _beside(name: str, owner: Owner) -> str:
+    return hashlib.sha256(f"{name}\0{owner[1]}".encode()).hexdigest()[:32]
+
+
+def _stored(connection: sa.Connection, name: str) -> sa.RowMapping | None:
+    table = schema.rollouts
+    return connection.execute(sa.select(table).where(table.c.id == name)).mappings().first()
 
 
 _UNSCORED: dict[str, Any] = {
     "status": "error", "error": _LATE, "failure": FailureKind.LATE.value, "prediction_json": None, "score": None,
     "coverage": None, "verdicts_json": "[]", "human_rating": None,
 }  # fmt: skip
-
-
-def _kept(row: Any) -> dict[str, Any]:
-    return {name: value for name, value in dict(row).items() if name not in _UNSCORED}

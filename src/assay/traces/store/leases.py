@@ -83,7 +83,7 @@ def holder_of(engine: sa.Engine, name: str) -> str | None:
 
 
 def held_by(engine: sa.Engine, name: str) -> str:
-    """Who holds a lease, since when, and when it ends unless it is renewed, for messages; empty if nobody does."""
+    """Who holds a lease, since when, and when it was last renewed, for messages; empty if nobody does."""
     with engine.connect() as connection:
         row, now = _holder(connection, name)
     if row is None:
