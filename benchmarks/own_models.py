@@ -18,7 +18,7 @@ import dspy
 from dspy import lm15
 
 from assay.models import Meter, ResponseCache
-from assay.models.cache import Ledger
+from assay.models.ledger import Ledger
 from assay.traces import Recorder, Rollout, Store
 
 parser = argparse.ArgumentParser()

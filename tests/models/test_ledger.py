@@ -14,7 +14,7 @@ import pytest
 
 from assay.errors import BudgetExceeded, Cancelled
 from assay.models import Caps, Meter, ResponseCache, get_lm, sample_scope, with_recording
-from assay.models.cache import Ledger
+from assay.models.ledger import Ledger
 from assay.models.meter import spent_before
 from assay.models.recording import bill_answered
 from assay.testing import scripted_lm
@@ -114,7 +114,7 @@ def test_identical_concurrent_requests_are_sent_once() -> None:
 
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom assay.models.cache import Ledger\n"
+        "import sys\nfrom pathlib import Path\nfrom assay.models.ledger import Ledger\n"
         "ledger = Ledger(Path('calls.db'))\n"
         "for at in range(10**6):\n    ledger.send(f'{at:064x}', 'search')\n    print(at, flush=True)\n"
     )

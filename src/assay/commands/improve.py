@@ -458,10 +458,9 @@ class _Improvement:
 
     def _spent(self, part: str) -> "Usage":
         """Usage of all parts except this one."""
-        from assay.optimizers.budget import spent_in
-        from assay.traces.store.location import home_of
+        from assay.traces.resuming import spent_in
 
-        return spent_in(home_of(self.store) / "runs", self._runs, but=f"{len(self.report.steps)}.{part}")
+        return spent_in(self.store, self._runs, but=f"{len(self.report.steps)}.{part}")
 
     # -- preflight
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,11 @@ def open_run(
         close_running(opened, run_id.rpartition("-")[0] + "-")
         # these kinds skip what was finished before; the others repeat it, so their count starts at zero
         earlier, before = (opened.run_row(run_id), opened.unrecorded(run_id)) if resumed else ({}, Unrecorded())
-        unrecorded = before if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
+        # the ledger counts those that were lost
+        unrecorded = replace(before, lost=0) if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
         recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
-        ledger = opened_ledger(folder / "calls.db", recorder, opened, cache)
+        ledger = opened_ledger(opened, recorder, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
         try:

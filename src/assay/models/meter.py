@@ -10,13 +10,13 @@ ledger the counts survive a kill.
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
-from assay.models.cache import Ledger, Sent
+from assay.models.ledger import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 from assay.support.numbers import counted
 
@@ -90,12 +90,21 @@ class Reservation:
     least_cost_usd: float = 0.0
 
 
+_NOTHING = Reservation()
+
+
 @dataclass(eq=False)
-class _Flight:
+class Flight:
     """A call that was sent and is not recorded yet."""
 
     reserved: Reservation
-    run: LimitedCall | None  # limited call that it belongs to
+    run: LimitedCall | None = None  # limited call that it belongs to
+    given_up: bool = False  # by another process, which made it
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its end is not waited for: its run exceeded its time limit."""
+        return self.given_up or is_overdue(self.run)
 
 
 NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without a known price stopped
@@ -103,8 +112,8 @@ _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 # Refused connections in a row, and seconds since the first of them, after which a server is taken as gone: one that is
 # restarted is waited for, by DSPy's retries.
 REFUSED, GONE_S = 16, 15.0
-_CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
-_nested: ContextVar[tuple[_Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
+CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
+nested: ContextVar[tuple[Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
 
 
 def ignore(count: int) -> None:
@@ -127,9 +136,11 @@ class Meter:
         self.phase = "search"
         self._lock = threading.RLock()
         self._landed = threading.Condition(self._lock)  # a call in flight was recorded
-        self._flights: list[_Flight] = []
+        self._flights: list[Flight] = []
         self._cancelled = False
         self.longest_answer = 0  # completion tokens
+        self.lost = 0 if ledger is None else ledger.unanswered  # calls that were sent and whose answers nobody has
+        self._held = Reservation()  # for those of this process: what they cost is not known
         self._made_calls: dict[str, int] = {}
         self._later_phases: dict[str, Usage] = {}
         self._aside = Usage()
@@ -245,33 +256,58 @@ class Meter:
             ConfigError: the call alone would exceed a cap, and nothing was spent.
             Cancelled: the run was cancelled.
         """
-        flight = _Flight(reserved or Reservation(), innermost())
+        flight = Flight(reserved or Reservation(), innermost())
         with self._landed:
-            while True:
-                try:
-                    sent = self.reserve(key, flight.reserved)
-                    break
-                except BudgetExceeded:
-                    if not self._awaited():
-                        raise
+            while (sent := self.begun(flight, key, inside=nested.get())) is None:
                 leave_if_abandoned()
-                self._landed.wait(_CHECK_S)
-            self._flights.append(flight)
-        token = _nested.set((*_nested.get(), flight))
+                self._landed.wait(CHECK_S)
+        token = nested.set((*nested.get(), flight))
         try:
             yield sent
         finally:
-            _nested.reset(token)
-            with self._landed:
-                self._flights.remove(flight)
-                self._landed.notify_all()
+            nested.reset(token)
+            self.ended(flight)
 
-    def _awaited(self) -> bool:
-        """Whether another call is in flight, of this meter or one that shares its caps, whose end can be waited for."""
-        nested = _nested.get()
-        return any(flight not in nested and not is_overdue(flight.run) for flight in self._in_flight())
+    def begun(
+        self, flight: Flight, key: str, *, inside: Collection[Flight] = (), owner: str | None = None
+    ) -> Sent | None:
+        """The reservation of a call, which is in flight from now on; None: it has to wait for others, which may cost
+        less than was reserved for them.
 
-    def _in_flight(self) -> list[_Flight]:
+        Args:
+            inside: calls whose end cannot be waited for, because this one is a part of them.
+            owner: id of its rollout, for a call that another process makes.
+        Raises: as `sending`.
+        """
+        with self._lock:
+            try:
+                sent = self.reserve(key, flight.reserved, owner=owner)
+            except BudgetExceeded:
+                if any(other not in inside and not other.overdue for other in self._in_flight()):
+                    return None
+                raise
+            self._flights.append(flight)
+            return sent
+
+    def ended(self, flight: Flight) -> None:
+        """A call is no longer in flight."""
+        with self._landed:
+            self._flights.remove(flight)
+            self._landed.notify_all()
+
+    def lose(self, sent: Sent, reserved: Reservation = _NOTHING) -> None:
+        """Record that no row of a call will be stored, because the process that made it has died.
+
+        Args:
+            reserved: for a call that may still have cost something: it stays reserved.
+        """
+        with self._lock:
+            self.lost += 1
+            self._held = Reservation(self._held.tokens + reserved.tokens, self._held.cost_usd + reserved.cost_usd)
+        if self.ledger is not None:
+            self.ledger.lost(sent)
+
+    def _in_flight(self) -> list[Flight]:
         return [flight for meter in (self, *self._sharing) for flight in meter._flights.copy()]
 
     def land(self, timeout_s: float) -> int:
@@ -281,10 +317,10 @@ class Meter:
         """
         end = time.monotonic() + timeout_s
         with self._landed:
-            while awaited := sum(not is_overdue(flight.run) for flight in self._flights):
+            while awaited := sum(not flight.overdue for flight in self._flights):
                 if (remaining := end - time.monotonic()) <= 0:
                     return awaited
-                self._landed.wait(min(remaining, _CHECK_S))
+                self._landed.wait(min(remaining, CHECK_S))
         return 0
 
     @property
@@ -297,12 +333,13 @@ class Meter:
         """Number of calls that were sent and are not recorded yet."""
         return len(self._flights)
 
-    def reserve(self, key: str = "", reserved: Reservation | None = None) -> Sent:
+    def reserve(self, key: str = "", reserved: Reservation | None = None, *, owner: str | None = None) -> Sent:
         """Count a call before it is sent; pass the result to `settle`.
 
         Args:
             key: key of the request in the response cache; without one, no earlier process can have sent the call.
             reserved: what the call may cost.
+            owner: id of its rollout, for a call that another process makes.
         Raises:
             BudgetExceeded: the call would exceed a cap.
             ConfigError: the call alone would exceed a cap, and nothing was spent.
@@ -310,9 +347,10 @@ class Meter:
         """
         with self._lock:  # one lock for check and count, or two threads would both take the last call
             before = self.ledger.known(key) if self.ledger is not None and key else None
+            unanswered = before is not None and not before.settled
             self.check(counted=before is not None, reserved=reserved)
             sent = (
-                self.ledger.send(key or uuid.uuid4().hex, self.phase)
+                self.ledger.send(key or uuid.uuid4().hex, self.phase, owner=owner)
                 if self.ledger is not None
                 else Sent(b"", 0, "", self.phase)
             )
@@ -321,6 +359,7 @@ class Meter:
                 usage.calls += 1
             else:
                 usage.repeated += 1
+                self.lost -= unanswered  # it is among those sent again from now on
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + 1
         return sent
 
@@ -355,7 +394,8 @@ class Meter:
             amounts = call if flights or call.exact else Reservation()
             if not flights and not call.exact and not used.tokens and not used.cost_usd:
                 amounts = Reservation(call.least_tokens, call.least_cost_usd)
-            tokens, usd = sum(f.reserved.tokens for f in flights), sum(f.reserved.cost_usd for f in flights)
+            held = [self._held, *(flight.reserved for flight in flights)]
+            tokens, usd = sum(part.tokens for part in held), sum(part.cost_usd for part in held)
             self._fit("tokens", used.tokens, self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
 
@@ -389,17 +429,12 @@ class Meter:
             )
         raise BudgetExceeded(f"the cap of {counted(cap, unit)} is reached", what=unit)
 
-    def add(self, spent: Usage, *, name: str = "") -> None:
-        """Add the usage of another meter to the current phase.
-
-        Args:
-            name: name of the work for the ledger: usage that is added again under it counts as repeated.
-        """
-        new = self.ledger.add(name, self.phase, vars(spent)) if self.ledger is not None and name else True
+    def add(self, spent: Usage) -> None:
+        """Add the usage of another meter to the current phase."""
         usage = self.of(self.phase)
         self.on_call(spent.calls + spent.cached)
         with self._lock:
-            usage.add(spent if new else Usage(repeated=spent.calls, cost_usd=spent.cost_usd))
+            usage.add(spent)
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + spent.calls + spent.cached
 
     def settle(
@@ -426,7 +461,7 @@ class Meter:
             usage.unpriced += sent.unpriced - before.unpriced
             self.longest_answer = max(self.longest_answer, completion_tokens or 0)
         if self.ledger is not None and sent.key:
-            self.ledger.settled(sent)
+            self.ledger.settled(sent, before)
 
     def connected(self, answered: bool) -> None:
         """Record whether a call was answered, or refused a connection."""
@@ -441,14 +476,22 @@ class Meter:
         lasts = time.monotonic() - self._refused_since >= GONE_S
         return self.ends_without_server and self._refused >= REFUSED and lasts
 
-    def replayed(self, key: str) -> Sent | None:
+    @property
+    def not_stored(self) -> int:
+        """Number of calls that have no row because a process was killed; those that were sent again have one row."""
+        return self.usage.repeated + self.lost
+
+    def replayed(self, key: str, *, owner: str | None = None) -> Sent | None:
         """Record an answer from the response cache; return the call of this rollout that it replays.
+
+        Args:
+            owner: id of the rollout, where another process has the cache: it replays no call.
 
         A replayed call is already counted and paid for. None if the answer is to another rollout's request: it costs
         nothing and is counted as `cached`.
         """
-        claimed = self.ledger.claim(key) if self.ledger is not None else None
-        new = claimed is None and (self.ledger is None or self.ledger.hit(key, self.phase))
+        claimed = self.ledger.claim(key) if self.ledger is not None and owner is None else None
+        new = claimed is None and (self.ledger is None or self.ledger.hit(key, self.phase, owner=owner))
         usage = self.of(self.phase)
         self.on_call(1)
         with self._lock:

@@ -19,7 +19,7 @@ from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.errors import LoopStopped
 from assay.models.alternatives import pruned
-from assay.models.cache import Ledger, ResponseCache, Sent
+from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer, failure_of_call, is_refused
 from assay.models.codec import (
     request_to_dict,
@@ -32,6 +32,7 @@ from assay.models.codec import (
 from assay.models.embedded import LlamaBackend, stopped_loop
 from assay.models.entries import Entry, current_entry, entered, seed_of
 from assay.models.hosted import CustomBackend, HostedBackend, rough_tokens
+from assay.models.ledger import Ledger, Sent
 from assay.models.limits import asking_model, uninterrupted
 from assay.models.meter import Meter, Reservation
 from assay.models.prices import Price, cost_of, price
@@ -453,10 +454,11 @@ def bill_answered(ledger: Ledger, cache: ResponseCache) -> int:
             continue
         usage = response_from_dict(record["response"]).usage
         cost = record.get("cost_usd")
+        before = dataclasses.replace(sent)
         sent.settle(
             prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=False
         )
-        ledger.settled(sent)
+        ledger.settled(sent, before)
         billed += 1
     return billed
 

@@ -62,16 +62,18 @@ class Unrecorded:
         calls: Calls that were detected.
         reason: Why there may be more, which makes the count unknown; None if it is exact.
         refused: Recorded calls, of known price, whose row the store refused.
+        lost: Calls that were counted before they were sent, and have no row because a process was killed.
     """
 
     calls: int = 0
     reason: str | None = None
     refused: int = 0
+    lost: int = 0
 
     @property
     def seen(self) -> int:
         """The number of calls that are known."""
-        return self.calls + self.refused
+        return self.calls + self.refused + self.lost
 
     @property
     def count(self) -> int | None:
@@ -79,7 +81,9 @@ class Unrecorded:
         return self.seen if self.reason is None else None
 
     def __add__(self, other: "Unrecorded") -> "Unrecorded":
-        return Unrecorded(self.calls + other.calls, self.reason or other.reason, self.refused + other.refused)
+        return Unrecorded(
+            self.calls + other.calls, self.reason or other.reason, self.refused + other.refused, self.lost + other.lost
+        )
 
     def __str__(self) -> str:
         least = f", at least {self.seen}" if self.seen else ""

@@ -5,12 +5,10 @@ steps of an improvement, share the rest. The unit is one run of the program: a c
 converted into runs by the expected usage of a pair of runs (before and after). Calls no model.
 """
 
-import glob
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -30,8 +28,7 @@ from assay.evaluation.statistics import (
     tasks_needed,
 )
 from assay.models import Caps, LanguageModel, Meter, count_tokens
-from assay.models.cache import Ledger
-from assay.models.meter import Usage, spent_before
+from assay.models.meter import Usage
 from assay.models.prices import price
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import ToolAgent
@@ -550,32 +547,13 @@ def plan_steps(
 # -- caps of a job with several parts
 
 
-def spent_in(runs: Path, job: str, *, but: str) -> Usage:
-    """Usage of the runs of a job with several parts, from their ledgers, which survive a kill.
-
-    Args:
-        runs: the folder of runs, whose names begin with the job's.
-        but: a part that is left out: a run that is resumed counts by itself what it had spent.
-    """
-    total = Usage()
-    for path in sorted(runs.glob(f"{glob.escape(job)}.*/calls.db")):
-        if path.parent.name.startswith(f"{job}.{but}-"):
-            continue
-        ledger = Ledger(path)  # a report would be missing after a kill; the ledger is written with each call
-        for usage in spent_before(ledger).values():
-            for name, value in vars(usage).items():
-                setattr(total, name, getattr(total, name) + value)
-        ledger.close()
-    return total
-
-
 def remaining_caps(
     options: Mapping[str, Any], spent: Usage, *, reserved: Mapping[str, float], least: Mapping[str, float]
 ) -> dict[str, Any]:
     """Options for one part of a job, with its caps reduced to what the other parts leave.
 
     Args:
-        spent: by the other parts, see `spent_in`.
+        spent: by the other parts, see `assay.traces.resuming.spent_in`.
         reserved: amounts reserved for later parts, by the names of the caps.
         least: minimum that the part needs, by the names of the caps.
     Raises:

@@ -363,7 +363,8 @@ class Recorder(Listener):
     def unrecorded(self) -> Unrecorded:
         """LM calls that are not in the store: those that did not come through an observed engine, as far as they can
         be detected, and those whose row the store refused."""
-        return self._missed.total + Unrecorded(refused=getattr(self.store, "calls_not_stored", 0))
+        refused = getattr(self.store, "calls_not_stored", 0)
+        return self._missed.total + Unrecorded(refused=refused, lost=self.meter.not_stored)
 
     def recorded_by_hand(self) -> None:
         """Decrement the unrecorded calls of the open rollout, after the caller has recorded one of them itself."""

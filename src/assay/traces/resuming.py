@@ -1,18 +1,22 @@
 """Cleans up after a killed run: closes its rollouts, settles its ledger and removes rollouts that were not replayed."""
 
+import hashlib
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from assay.errors import FailureKind, StoreError
 from assay.models import ResponseCache
-from assay.models.cache import Ledger
+from assay.models.ledger import Ledger
+from assay.models.meter import Usage, spent_before
 from assay.models.recording import bill_answered
 from assay.models.unrecorded import Unrecorded
 from assay.traces.recorder import Recorder
 from assay.traces.store import Store, tables as schema
+from assay.traces.store.listing import run_folder
 
 _REASON = "interrupted: the process ended before the rollout did"
 
@@ -39,7 +43,8 @@ def _close(store: Store, key: str) -> int:
 
 def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded) -> None:
     """Write that a run and its rollouts have ended, in small changes of rows that are there, if the disk allows it."""
-    values = {"status": status, "ended_at": time.time(), "unseen": unrecorded.seen}
+    lost = unrecorded.lost
+    values = {"status": status, "ended_at": time.time(), "unseen": unrecorded.seen - lost, "lost": lost}
     with suppress(sa.exc.SQLAlchemyError, StoreError), store.changing() as connection:
         connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
     with suppress(sa.exc.SQLAlchemyError, StoreError):
@@ -69,15 +74,53 @@ def drop_cut_off(store: Store, run_id: str, before: float) -> int:
         return int(connection.execute(sa.delete(r).where(*interrupted)).rowcount)
 
 
-def opened_ledger(path: Path, recorder: Recorder, store: Store, cache: ResponseCache) -> Ledger:
+def opened_ledger(store: Store, recorder: Recorder, cache: ResponseCache) -> Ledger:
     """Open the ledger of a run and bill the calls that a killed process left open, if their answers are cached."""
-    known = path.is_file()
-    if not recorder.resumed:
+    place = ledger_place(store, recorder.run_id)
+    if not recorder.resumed and isinstance(place, Path):
         for name in ("", "-wal", "-shm"):
-            Path(f"{path}{name}").unlink(missing_ok=True)
-    ledger = Ledger(path, owner=recorder.owner)
-    if recorder.resumed and not known:  # started on another machine or by a version without ledgers
+            Path(f"{place}{name}").unlink(missing_ok=True)
+    known = not isinstance(place, Path) or place.is_file()
+    ledger = Ledger(place, recorder.run_id, owner=recorder.owner)
+    if recorder.resumed and not known:  # the file was removed, or is on another machine
         for phase, usage in store.spent(recorder.run_id).items():
-            ledger.add(f"before/{phase}", phase, vars(usage))
+            _carry(ledger, phase, usage)
+        ledger.close()
+        ledger = Ledger(place, recorder.run_id, owner=recorder.owner)
     bill_answered(ledger, cache)
     return ledger
+
+
+def ledger_place(store: Store, run_id: str) -> sa.Engine | Path:
+    """Where the ledger of a run is: in the store if it is on a server, else in the folder of the run."""
+    return run_folder(store.url, run_id) / "calls.db" if store.address.file is not None else store.engine
+
+
+def _carry(ledger: Ledger, phase: str, usage: Usage) -> None:
+    """Write calls that are in the store and of which no ledger is left; the first has the amounts of all."""
+    for number in range(usage.calls):
+        sent = ledger.send(hashlib.sha256(f"before/{phase}/{number}".encode()).hexdigest(), phase, owner="")
+        before, cost = replace(sent), None if number < usage.unpriced else 0.0
+        sent.settle(prompt_tokens=0, completion_tokens=0, cost_usd=cost, failed=False)
+        if not number:
+            sent.prompt_tokens, sent.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+            sent.cost_usd = usage.cost_usd
+        ledger.settled(sent, before)
+
+
+def spent_in(where: str | Path | None, job: str, *, but: str) -> Usage:
+    """Usage of the runs of a job with several parts, from their ledgers, which survive a kill.
+
+    Args:
+        job: begins the ids of its runs.
+        but: a part that is left out: a run that is resumed counts by itself what it had spent.
+    """
+    total = Usage()
+    with Store(where) as store:
+        for run_id, _ in store.runs(job, "."):
+            if not run_id.startswith(f"{job}.{but}-"):
+                ledger = Ledger(ledger_place(store, run_id), run_id)
+                for usage in spent_before(ledger).values():
+                    total.add(usage)
+                ledger.close()
+    return total

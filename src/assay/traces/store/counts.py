@@ -24,7 +24,7 @@ _CALLS = (
     f"sum(CASE WHEN cached THEN 0 ELSE transitions.cost_usd END), {_UNPRICED} FROM transitions {{joined}}"
 )
 _ERRORS = f"SELECT count(*), {_UNPRICED} FROM transitions {{joined}} {{and_}} transitions.error IS NOT NULL"
-_RUNS = "SELECT sum(unseen), max(unrecorded_reason) FROM runs {one}"
+_RUNS = "SELECT sum(unseen), max(unrecorded_reason), sum(lost) FROM runs {one}"
 
 
 def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
         execute(statement.format(**clauses), values)
         for statement in (_ROLLOUTS, _SPLITS, _STATUSES, _CALLS, _ERRORS, _RUNS)
     )
-    unrecorded = Unrecorded(int(runs[0][0] or 0), runs[0][1])
+    unrecorded = Unrecorded(int(runs[0][0] or 0), runs[0][1], lost=int(runs[0][2] or 0))
     ((count, scored, mean),), ((made, cached, prompt, completion, cost, unpriced),) = rollouts, calls
-    unknown = (unpriced or 0) > (errors[0][1] or 0)  # failed calls have no price
+    unknown = (unpriced or 0) > (errors[0][1] or 0) or unrecorded.lost  # failed calls have no price
     return {
         "rollouts": count, "transitions": made, **unrecorded.to_dict(), "scored": scored, "mean_score": mean,
         "cached": int(cached or 0), "errors": errors[0][0], "prompt_tokens": int(prompt or 0),

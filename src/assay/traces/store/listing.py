@@ -207,7 +207,7 @@ def _run(row: Any) -> dict[str, Any]:
         "program": config.get("program") or config.get("judge"), "model": config.get("model"),
         "started_at": row["started_at"], "resumed_at": resumed, "ended_at": ended,
         "seconds": None if ended is None else ended - begun, "config": config,
-        **Unrecorded(int(row["unseen"] or 0), row["unrecorded_reason"]).to_dict(),
+        **Unrecorded(int(row["unseen"] or 0), row["unrecorded_reason"], lost=int(row["lost"] or 0)).to_dict(),
     }  # fmt: skip
 
 

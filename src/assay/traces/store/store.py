@@ -113,13 +113,17 @@ class StoreReads:
         like = column.startswith(prefix, autoescape=True)
         return [column >= prefix, column <= prefix + _LAST, like] if self.engine.dialect.name == "sqlite" else [like]
 
-    def runs(self, key: str) -> list[tuple[str, str]]:
-        """IDs and statuses of the runs of one job, oldest first."""
+    def runs(self, key: str, separator: str = "-") -> list[tuple[str, str]]:
+        """IDs and statuses of the runs of one job, oldest first.
+
+        Args:
+            separator: follows the key; a dot in the ids of the parts of a larger job.
+        """
         self.flush()
         table = schema.runs
         query = (
             sa.select(table.c.id, table.c.status)
-            .where(*self._starts_with(table.c.id, f"{key}-"))
+            .where(*self._starts_with(table.c.id, f"{key}{separator}"))
             .order_by(table.c.started_at)
         )
         with self.engine.connect() as connection:
@@ -161,10 +165,10 @@ class StoreReads:
 
     def unrecorded(self, run_id: str) -> Unrecorded:
         """LM calls of a run that bypassed the recorder, as written when the run ended."""
-        columns = schema.runs.c.unseen, schema.runs.c.unrecorded_reason
+        columns = schema.runs.c.unseen, schema.runs.c.unrecorded_reason, schema.runs.c.lost
         with self.engine.connect() as connection:
             row = connection.execute(sa.select(*columns).where(schema.runs.c.id == run_id)).first()
-        return Unrecorded() if row is None else Unrecorded(int(row[0] or 0), row[1])
+        return Unrecorded() if row is None else Unrecorded(int(row[0] or 0), row[1], lost=int(row[2] or 0))
 
     def stats(self, *, run_id: str | None = None) -> dict[str, Any]:
         """Counts of the store, or of one run; see `assay.traces.store.counts.stats`."""
@@ -507,7 +511,7 @@ class Store(DirectWrites):
         reason = None if unrecorded.reason is None else message(unrecorded.reason)
         row = {"id": run_id, "kind": kind, "config": as_json(fields(config)), "status": status}
         times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
-        missed = {"unseen": unrecorded.seen, "unrecorded_reason": reason}
+        missed = {"unseen": unrecorded.seen - unrecorded.lost, "unrecorded_reason": reason, "lost": unrecorded.lost}
         self._writer.put("runs", run_id, {**row, **missed, **times})
 
     def put_run_back(self, row: Mapping[str, Any]) -> None:

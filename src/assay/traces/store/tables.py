@@ -8,9 +8,15 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.types import UserDefinedType
 
+from assay.models import ledger
+
 CONTENT = 1  # raise it if a column's content changes and its definition does not: older stores are then refused
 
 metadata = MetaData()
+
+# The ledgers of runs, on a server; those of a SQLite store are files next to it.
+for table in ledger.tables.tables.values():
+    table.to_metadata(metadata)
 
 meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
 
@@ -25,6 +31,7 @@ runs = Table(
     Column("config", Text, nullable=False),
     Column("status", String(32), nullable=False),
     Column("unseen", Integer, nullable=False, default=0),  # LM calls that the recorder missed
+    Column("lost", Integer, nullable=False, default=0),  # LM calls of processes that were killed
     Column("unrecorded_reason", Text),  # if not null, the number of missed calls is unknown
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
