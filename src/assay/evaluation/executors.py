@@ -9,22 +9,23 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import dspy
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, MissingExtra, ModelError
+from assay.evaluation.hosts import Answers, Exchange, HostMeter, Mail, Message, Outbox, Recorded
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models.limits import LAST_CALLS_S
-from assay.models.meter import Usage
+from assay.models.meter import Caps
 from assay.models.unrecorded import Unrecorded
 from assay.programs.wrapping import wrapped
 from assay.rubrics.scoring import ScoredRun, ScoreResult
 from assay.sources.modules import is_private
-from assay.traces import Rollout, Transition
+from assay.traces import Rollout
 
 # -- Jobs in daemon threads. At a cap, jobs in progress are waited for; after Ctrl-C they are not.
 #
@@ -131,6 +132,9 @@ class _Jobs(Generic[T]):
 
 
 EXECUTORS = ("threads", "ray")
+_CONTROLS = 2  # concurrent calls of a host besides its tasks: exchange and stop
+_EXCHANGE_S = 1.0  # after which a host without a message answers
+_CLOSE_S = 5.0  # that the last messages of a host are waited for
 _LOSSES = 2  # hosts that may be lost on one task; one more, and the task counts as the cause
 
 
@@ -156,57 +160,29 @@ def pairs_in_threads(
     yield from as_finished(run, len(pairs), threads=session.threads, around=session.context, drop=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Report:
-    """What a host sends back: one scored run, and everything that its session recorded and spent since it last sent.
+    """One scored run of a host; its records and its calls are in the messages before it."""
 
-    `number` counts a host's reports: they may arrive in another order, and what is newer of a record must stay.
-    """
-
-    number: int
     rollout: Rollout
     result: ScoreResult
     has_tools: bool
-    rollouts: list[Rollout]
-    transitions: list[tuple[str, Transition]]
-    spent: Usage
-    unrecorded: Unrecorded
-
-
-@dataclass
-class Outbox:
-    """Takes the place of the store on a host without one: holds the records until they are sent."""
-
-    rollouts: dict[str, Rollout] = field(default_factory=dict)
-    transitions: dict[tuple[str, int], tuple[str, Transition]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def put_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
-        with self._lock:
-            self.rollouts[rollout.id] = rollout
-
-    def put_transition(self, rollout_id: str, transition: Transition) -> None:
-        with self._lock:
-            self.transitions[rollout_id, transition.t] = (rollout_id, transition)
-
-    def emptied(self) -> tuple[list[Rollout], list[tuple[str, Transition]]]:
-        """Takes out the rollouts that have ended, with their transitions; those that still change stay."""
-        with self._lock:
-            ended = {
-                name: self.rollouts.pop(name)
-                for name in [name for name, r in self.rollouts.items() if r.status != "running"]
-            }
-            sent = [key for key in self.transitions if key[0] not in self.rollouts]
-            return list(ended.values()), [self.transitions.pop(key) for key in sent]
 
 
 class Host:
     """One host's part: a session of its own, in which it runs the tasks it is given."""
 
-    def __init__(self, make: Callable[[Outbox], Session]) -> None:
-        self.outbox = Outbox()
-        self.session = make(self.outbox)
-        self._sent, self._missed, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
+    def __init__(self, make: Callable[[Outbox, HostMeter], Session], caps: Caps) -> None:
+        self.outbox, self.mail = Outbox(), Mail()
+        self.meter = HostMeter(caps, self.mail)
+        self.session = make(self.outbox, self.meter)
+        self.meter.owner, self.meter.after_call = self.session.recorder.owner, lambda: self._send(loose=True)
+        self._missed, self._lock = 0, threading.Lock()
+
+    def exchange(self, answers: Answers) -> list[Message]:
+        """See `Exchange`."""
+        self.meter.give_up()
+        return self.mail.exchange(answers, _EXCHANGE_S)
 
     def run(self, program: dspy.Module, settings: dict[str, Any], task: Task, place: tuple[str, str]) -> Report:
         session = self.session
@@ -215,43 +191,48 @@ class Host:
         copy = RecordedProgram(program, session, prompt_format=settings["adapter"], sample=settings["sample"])
         copy.set_parameters(settings["parameters"])
         copy.group = settings["group"]
-        with session.context():
-            run = copy.run(task)
-        with self._lock:
-            usage, missed = session.meter.usage, session.recorder.unrecorded
-            spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
-            rollouts, transitions = self.outbox.emptied()
-            self._reports += 1
-            report = Report(
-                self._reports,
-                run.rollout,
-                run.scored,
-                run.has_tools,
-                rollouts,
-                transitions,
-                spent,
-                Unrecorded(missed.calls - self._missed, missed.reason),
-            )
-            self._sent, self._missed = usage, missed.calls
-        return report
+        try:
+            with session.context():
+                run = copy.run(task)
+        finally:
+            self._send()
+            self.mail.delivered()
+        return Report(run.rollout, run.scored, run.has_tools)
+
+    def stop(self, reason: str) -> None:
+        """Ends the open rollouts, and sends what there is of them."""
+        self.session.recorder.stop(reason)
+        self._send()
+        self.mail.delivered()
+
+    def _send(self, *, loose: bool = False) -> None:
+        with self._lock:  # messages in the order of what they have
+            rollouts, transitions = self.outbox.emptied(loose=loose)
+            missed = self.session.recorder.missed
+            more = Unrecorded(missed.calls - self._missed, missed.reason)
+            self._missed = missed.calls
+            if rollouts or transitions or more.calls or more.reason:
+                self.mail.put(Recorded(rollouts, transitions, more))
 
 
 class RayExecutor:
     """Runs the tasks of an evaluation on the hosts of a Ray cluster, one session on each.
 
-    The cluster is the one at `RAY_ADDRESS`; without it a local one is started. Caps are checked before each task is
-    sent out, so the tasks already running on the hosts can exceed them.
+    The cluster is the one at `RAY_ADDRESS`; without it a local one is started.
 
     Args:
         make: builds a session on a host; it is pickled, and imported there.
         threads: tasks at once on a host.
+        caps: of the job, see `HostMeter`.
         carried: functions that `make` needs; those from files of the user's travel with their code.
     Raises:
         MissingExtra: ray is not installed.
         ConfigError: there is no cluster at the address.
     """
 
-    def __init__(self, make: Callable[[Outbox], Session], *, threads: int, carried: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, make: Callable[[Outbox, HostMeter], Session], *, threads: int, caps: Caps, carried: Sequence[Any] = ()
+    ) -> None:
         try:
             import ray
         except ImportError as error:
@@ -269,11 +250,11 @@ class RayExecutor:
                     f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs"
                 ) from error
         _by_value({str(getattr(part, "__module__", "")) for part in carried}, ray)
-        self.hosts = self._hosts(make)
+        self.hosts = self._hosts(make, caps)
         self._evaluations = 0
-        self._newest: dict[Any, int] = {}  # by record, the number of the report it came in
+        self._exchanges: dict[Any, Exchange] = {}  # by host
 
-    def _hosts(self, make: Callable[[Outbox], Session]) -> list[Any]:
+    def _hosts(self, make: Callable[[Outbox, HostMeter], Session], caps: Caps) -> list[Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -281,13 +262,15 @@ class RayExecutor:
         return [
             maker.options(
                 num_cpus=0,
-                max_concurrency=self.threads,
+                max_concurrency=self.threads + _CONTROLS,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            ).remote(make)
+            ).remote(make, caps)
             for node in alive
         ]
 
     def close(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close(_CLOSE_S)
         for host in self.hosts:
             self.ray.kill(host)
         if self._began:
@@ -307,6 +290,9 @@ class RayExecutor:
         remaining, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
         working: dict[Any, tuple[Task, Any]] = {}
         free = [host for host in self.hosts for _ in range(self.threads)]
+        for host in self.hosts:
+            if host not in self._exchanges:
+                self._exchanges[host] = Exchange(self._exchange_with(host), session)
         cap: BudgetExceeded | None = None
         try:
             while remaining or working:
@@ -325,11 +311,16 @@ class RayExecutor:
                     )
                 for reference in self.ray.wait(list(working), num_returns=1)[0] if working else ():
                     task, host = working.pop(reference)
-                    report = self._fetch(reference, task, host)
+                    try:
+                        report = self._fetch(reference, task, host)
+                    except BudgetExceeded as error:  # the other tasks are waited for
+                        cap, remaining = cap or error, []
+                        continue
                     if report is not None:
                         free.append(host)
-                        yield task, self._record(report, session)
+                        yield task, _scored_run(report)
                         continue
+                    self._exchanges[host].close(_CLOSE_S)  # its calls without a row are lost
                     lost[task.id] += 1
                     if cap is None and lost[task.id] > _LOSSES:
                         raise ModelError(f"task {task.id}: {lost[task.id]} hosts were lost while they ran it")
@@ -341,17 +332,18 @@ class RayExecutor:
         finally:
             self._end(working, session)
 
+    def _exchange_with(self, host: Any) -> Callable[[Answers], list[Message]]:
+        return lambda answers: self.ray.get(host.exchange.remote(answers))
+
     def _end(self, working: Mapping[Any, tuple[Task, Any]], session: Session) -> None:
-        """Records what the hosts at work still send; the others are cancelled."""
+        """Waits for the tasks at work, whose records the hosts send; the others are stopped."""
         if not working:
             return
-        sent, left = self.ray.wait(list(working), num_returns=len(working), timeout=LAST_CALLS_S)
-        for reference in sent:
-            with suppress(Exception):  # why the evaluation ended is raised already
-                if (report := self._fetch(reference, *working[reference])) is not None:
-                    self._record(report, session)
+        _, left = self.ray.wait(list(working), num_returns=len(working), timeout=LAST_CALLS_S)
         for reference in left:
             self.ray.cancel(reference, force=False)
+        stops = [host.stop.remote("the run ended") for host in {working[reference][1] for reference in left}]
+        self.ray.wait(stops, num_returns=len(stops), timeout=_CLOSE_S) if stops else None
 
     def _fetch(self, reference: Any, task: Task, host: Any) -> Report | None:
         """A host's report; None where the host is lost."""
@@ -369,21 +361,10 @@ class RayExecutor:
         except errors.RayActorError:
             return None
 
-    def _record(self, report: Report, session: Session) -> ScoredRun:
-        """Writes a host's records to the store and its usage to the meter; returns the run."""
 
-        def is_newest(record: Any) -> bool:
-            if report.number < self._newest.get(record, 0):
-                return False
-            self._newest[record] = report.number
-            return True
-
-        rollouts = [rollout for rollout in report.rollouts if is_newest(rollout.id)]
-        transitions = [(rollout_id, step) for rollout_id, step in report.transitions if is_newest((rollout_id, step.t))]
-        session.recorder.take_in(rollouts, transitions, unrecorded=report.unrecorded)
-        session.meter.add(report.spent, name=report.rollout.id)
-        prediction = dspy.Prediction(**(report.rollout.prediction or {}))
-        return ScoredRun(prediction, report.rollout, report.has_tools, report.result)
+def _scored_run(report: Report) -> ScoredRun:
+    prediction = dspy.Prediction(**(report.rollout.prediction or {}))
+    return ScoredRun(prediction, report.rollout, report.has_tools, report.result)
 
 
 def _modules_of(part: Any) -> set[str]:

@@ -23,7 +23,8 @@ from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
 from assay.evaluation import Evaluation, Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
-from assay.evaluation.executors import Outbox, RayExecutor
+from assay.evaluation.executors import RayExecutor
+from assay.evaluation.hosts import HostMeter, Outbox
 from assay.jobs.arguments import check_state
 from assay.jobs.documents import absent_sources
 from assay.jobs.finished import FinishedRun
@@ -399,7 +400,7 @@ def _ray_executor(config: ProgramJob, rubric: Rubric, program: str, run: Run) ->
     checks = [definition_of(c.check) for c in rubric.criteria if c.check]
     trusted = frozenset(entry.sha256 for entry in entries())
     make_session = functools.partial(_session_on_a_host, config, rubric, program, run.run_id, trusted)
-    return RayExecutor(make_session, threads=run.threads, carried=checks)
+    return RayExecutor(make_session, threads=run.threads, caps=run.meter.caps, carried=checks)
 
 
 def salt_in(artifact: Artifact | None) -> tuple[str, str] | None:
@@ -438,15 +439,21 @@ def _judge_lm(
 
 
 def _session_on_a_host(
-    config: ProgramJob, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox
+    config: ProgramJob,
+    rubric: Rubric,
+    program: str,
+    run_id: str,
+    trusted: frozenset[str],
+    outbox: Outbox,
+    meter: HostMeter,
 ) -> Session:
-    """A job's session on a cluster host, with its own model, cache and meter. Records wait in the outbox.
+    """A job's session on a cluster host, with its own model and cache. Records wait in the outbox.
 
     Trusts the same artifacts as the driver.
     """
     accept(trusted)
     logging.getLogger("dspy").setLevel(logging.ERROR)
-    recorder, meter = Recorder(outbox, run_id=run_id, replayable=True), Meter()  # type: ignore[arg-type]
+    recorder = Recorder(outbox, run_id=run_id, replayable=True)  # type: ignore[arg-type]
     lm_options: dict[str, Any] = {
         "cache": ResponseCache(),
         "meter": meter,

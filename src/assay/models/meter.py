@@ -139,7 +139,7 @@ class Meter:
         self._flights: list[Flight] = []
         self._cancelled = False
         self.longest_answer = 0  # completion tokens
-        self.lost = 0 if ledger is None else ledger.unanswered  # calls that were sent and whose answers nobody has
+        self.lost = 0 if ledger is None else ledger.unanswered  # calls that were sent and have no row
         self._held = Reservation()  # for those of this process: what they cost is not known
         self._made_calls: dict[str, int] = {}
         self._later_phases: dict[str, Usage] = {}
@@ -347,7 +347,7 @@ class Meter:
         """
         with self._lock:  # one lock for check and count, or two threads would both take the last call
             before = self.ledger.known(key) if self.ledger is not None and key else None
-            unanswered = before is not None and not before.settled
+            was_lost = before is not None and before.is_lost
             self.check(counted=before is not None, reserved=reserved)
             sent = (
                 self.ledger.send(key or uuid.uuid4().hex, self.phase, owner=owner)
@@ -359,7 +359,7 @@ class Meter:
                 usage.calls += 1
             else:
                 usage.repeated += 1
-                self.lost -= unanswered  # it is among those sent again from now on
+                self.lost -= was_lost  # it is among those sent again from now on
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + 1
         return sent
 

@@ -360,6 +360,11 @@ class Recorder(Listener):
             self._trim(rollout)
 
     @property
+    def missed(self) -> Unrecorded:
+        """LM calls that did not come through an observed engine, as far as they can be detected."""
+        return self._missed.total
+
+    @property
     def unrecorded(self) -> Unrecorded:
         """LM calls that are not in the store: those that did not come through an observed engine, as far as they can
         be detected, and those whose row the store refused."""
