@@ -26,7 +26,7 @@ JOBS = {  # arguments, and the number of requests after which the job is killed
 }
 VARYING = {  # timings, paths, and counts that a resumed job divides differently
     "artifact", "page", "pictures", "seconds", "started_at", "ended_at", "importance", "repeated_calls", "calls",
-    "cached", "tokens", "cost_usd", "search_calls", "table", "study", "figures", "metrics", "latency_ms",
+    "cached", "tokens", "cost_usd", "search_calls", "table", "study", "figures", "metrics", "latency_ms", "unrecorded",
 }  # fmt: skip
 
 
@@ -59,6 +59,7 @@ def test_a_killed_and_resumed_job_ends_as_an_uninterrupted_one(
     report = killed.report(job, *arguments, "--threads", "1", "--resume")
     assert steady(report) == steady(expected)
     assert scores(killed) == scores(whole)
+    assert report["unrecorded"] == report["repeated_calls"]  # of a call that is sent twice, one answer is stored
     sent_before, sent_after, at_once = spent - before, server.total - spent, expected["calls"]
     assert sent_before >= requests
     assert sent_before + sent_after <= at_once + 1 + report["repeated_calls"]  # the call in flight is sent again

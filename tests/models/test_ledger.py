@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from assay.errors import BudgetExceeded, Cancelled
 from assay.models import Caps, Meter, ResponseCache, get_lm, sample_scope, with_recording
@@ -18,13 +20,24 @@ from assay.models.ledger import Ledger
 from assay.models.meter import spent_before
 from assay.models.recording import bill_answered
 from assay.testing import scripted_lm
+from assay.traces import Store
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
 
-def meter(path: Path, owner: str = "r1", **caps: Any) -> Meter:
+@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.postgres)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path | sa.Engine]:
+    """Where a ledger is."""
+    if request.param == "file":
+        yield tmp_path / "calls.db"
+        return
+    with Store(request.getfixturevalue("empty_postgres_url")) as store:
+        yield store.engine
+
+
+def meter(place: Path | sa.Engine, owner: str = "r1", **caps: Any) -> Meter:
     """The meter of a process that opens the run."""
-    ledger = Ledger(path, owner=lambda: owner)
+    ledger = Ledger(place, "run-1", owner=lambda: owner)
     return Meter(Caps(**caps), spent_before(ledger), ledger=ledger)
 
 
@@ -32,46 +45,89 @@ def answered(by: Meter, key: str, cost: float = 0.5) -> None:
     by.settle(by.reserve(key), prompt_tokens=10, completion_tokens=2, cost_usd=cost, failed=False)
 
 
-def test_a_call_is_counted_before_it_is_sent(tmp_path: Path) -> None:
-    first = meter(tmp_path / "calls.db", calls=1)
+def test_a_call_is_counted_before_it_is_sent(place: Path | sa.Engine) -> None:
+    first = meter(place, calls=1)
     first.reserve(KEY)
     assert first.usage.calls == 1
     with pytest.raises(BudgetExceeded):
         first.reserve(OTHER)
-    assert meter(tmp_path / "calls.db").usage.calls == 1  # the process was killed before it settled the call
+    assert meter(place).usage.calls == 1  # the process was killed before it settled the call
+    other = Ledger(place, "run-2" if isinstance(place, sa.Engine) else "run-1")
+    assert len(other.unsettled()) == (0 if isinstance(place, sa.Engine) else 1)
 
 
-def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(tmp_path: Path) -> None:
-    path = tmp_path / "calls.db"
-    meter(path).reserve(KEY)  # killed
-    meter(path).reserve(KEY)  # killed again
-    third = meter(path, calls=1)  # the cap does not refuse a call that is already counted
+def test_calls_of_a_killed_process_have_no_row_until_one_of_their_sends_has(place: Path | sa.Engine) -> None:
+    first = meter(place)
+    first.reserve(KEY), first.reserve(OTHER)  # killed
+    second = meter(place)
+    assert second.not_stored == 2
+    answered(second, KEY)
+    assert second.not_stored == 2  # one send of the first call, and the second call
+    row = second.reserve("ef" * 32)
+    second.settle(row, prompt_tokens=1, completion_tokens=1, cost_usd=0.5, failed=False)
+    second.lose(row)  # of a process of its own, which was killed before it sent the row
+    for by in (second, meter(place)):
+        assert (by.not_stored, by.usage.calls, by.usage.cost_usd) == (3, 3, 1.5)
+
+
+def test_a_process_that_lost_its_job_settles_its_last_call_beside_the_one_that_took_it_over(
+    place: Path | sa.Engine,
+) -> None:
+    first = meter(place)
+    late = first.reserve(KEY)
+    second = meter(place)
+    again = second.reserve(KEY)
+    first.settle(late, prompt_tokens=10, completion_tokens=2, cost_usd=0.5, failed=False)
+    second.settle(again, prompt_tokens=10, completion_tokens=2, cost_usd=0.5, failed=False)
+    usage = meter(place).usage
+    assert (usage.calls, usage.repeated, usage.tokens) == (1, 1, 12)
+    assert usage.cost_usd >= 1.0
+
+
+@pytest.mark.postgres
+def test_calls_that_a_server_does_not_take_are_written_once_it_is_back(empty_postgres_url: str) -> None:
+    with Store(empty_postgres_url) as store:
+        first = meter(store.engine)
+        answered(first, KEY)
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE calls RENAME TO away")
+        answered(first, OTHER)
+        assert first.usage.calls == 2
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE away RENAME TO calls")
+        assert first.ledger is not None
+        first.ledger.close()
+        assert vars(meter(store.engine).usage) == vars(first.usage)
+
+
+def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(place: Path | sa.Engine) -> None:
+    meter(place).reserve(KEY)  # killed
+    meter(place).reserve(KEY)  # killed again
+    third = meter(place, calls=1)  # the cap does not refuse a call that is already counted
     answered(third, KEY)
-    for result in (third.usage, meter(path).usage):
+    for result in (third.usage, meter(place).usage):
         assert (result.calls, result.repeated, result.cost_usd, result.tokens) == (1, 2, 1.5, 12)
 
 
-def test_failed_calls_that_a_replay_repeats_are_not_counted_again(tmp_path: Path) -> None:
-    path = tmp_path / "calls.db"
+def test_failed_calls_that_a_replay_repeats_are_not_counted_again(place: Path | sa.Engine) -> None:
     for _ in range(2):
-        by = meter(path)
+        by = meter(place)
         for _ in range(3):
             by.settle(by.reserve(KEY), prompt_tokens=None, completion_tokens=None, cost_usd=None, failed=True)
         assert (by.usage.calls, by.usage.errors) == (3, 3)
     assert by.usage.repeated == 3
 
 
-def test_an_answer_from_the_cache_is_a_replay_only_in_the_rollout_that_paid_for_it(tmp_path: Path) -> None:
-    path = tmp_path / "calls.db"
-    answered(meter(path), KEY)
-    other = meter(path, owner="r2")
+def test_an_answer_from_the_cache_is_a_replay_only_in_the_rollout_that_paid_for_it(place: Path | sa.Engine) -> None:
+    answered(meter(place), KEY)
+    other = meter(place, owner="r2")
     assert other.replayed(KEY) is None
     assert other.usage.cached == 1
-    repeated = meter(path)
+    repeated = meter(place)
     assert repeated.replayed(KEY) is not None
     assert repeated.replayed(KEY) is None  # the second time it is an answer from the cache
     assert (repeated.usage.calls, repeated.usage.cached, repeated.usage.cost_usd) == (1, 2, 0.5)
-    once_more = meter(path, owner="r2")
+    once_more = meter(place, owner="r2")
     assert once_more.replayed(KEY) is None
     assert once_more.usage.cached == 2  # already counted
 
@@ -83,7 +139,7 @@ def test_cached_answers_that_were_never_settled_are_billed_on_resume(tmp_path: P
     usage = first.usage
     with sqlite3.connect(path) as db:  # as if it was killed before it settled the call
         db.execute("UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0")
-    ledger = Ledger(path)
+    ledger = Ledger(path, "run-1")
     assert bill_answered(ledger, cache) == 1
     assert sum(u.tokens for u in spent_before(ledger).values()) == usage.tokens > 0
     assert bill_answered(ledger, cache) == 0
@@ -115,7 +171,7 @@ def test_identical_concurrent_requests_are_sent_once() -> None:
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom assay.models.ledger import Ledger\n"
-        "ledger = Ledger(Path('calls.db'))\n"
+        "ledger = Ledger(Path('calls.db'), 'run-1')\n"
         "for at in range(10**6):\n    ledger.send(f'{at:064x}', 'search')\n    print(at, flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
