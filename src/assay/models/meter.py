@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
@@ -107,6 +108,20 @@ class Flight:
         return self.given_up or is_overdue(self.run)
 
 
+class SharedCaps(Protocol):
+    """Caps that several processes spend from, each of which has a `Meter`."""
+
+    def reserve(self, need: Mapping[str, float], caps: Caps) -> Mapping[str, float]:
+        """Reserve amounts for this process, if they fit under the caps beside what the others have reserved.
+
+        Args:
+            need: field of `Caps` -> all that this process has spent, keeps for later phases, and may spend next.
+        Returns:
+            Field of `Caps` -> what the other processes have reserved. Where `need` does not fit beside it, nothing new
+            is reserved.
+        """
+
+
 NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without a known price stopped
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 # Refused connections in a row, and seconds since the first of them, after which a server is taken as gone: one that is
@@ -145,6 +160,7 @@ class Meter:
         self._later_phases: dict[str, Usage] = {}
         self._aside = Usage()
         self._sharing: list[Meter] = []
+        self.shared: SharedCaps | None = None  # with other processes
         self.unrecorded: Callable[[], int] = int  # number of unrecorded calls, which count as `calls` too; 0
         # why no further call can be made; ends the run as a cap does
         self.obstacle: Callable[[], str | None] = lambda: None
@@ -375,12 +391,12 @@ class Meter:
             raise Cancelled("the run was cancelled")
         if (reason := self.obstacle()) is not None:
             raise BudgetExceeded(reason, what="rows")
-        if not self.caps.any:
+        if not self.caps.any and self.shared is None:
             return
         call = reserved or Reservation()
         with self._lock:
             used, flights = self._used(), self._in_flight()
-            search = self.of("search").calls if self.phase == "search" else 0
+            search = self.of("search").calls
             if self.caps.cost_usd is not None and used.unpriced:
                 raise BudgetExceeded(
                     f"the cap of ${self.caps.cost_usd:g} {NO_PRICE}: {used.unpriced} calls had no known price. "
@@ -389,15 +405,28 @@ class Meter:
                 )
             later, calls = self._reserved(spent=True), None if counted else self.caps.calls
             searches = None if counted or self.phase != "search" else self.caps.search_calls
-            self._fit("calls", used.calls + self.unrecorded(), calls, later.calls)
-            self._fit("search calls", search, searches, self._aside.calls)
             amounts = call if flights or call.exact else Reservation()
             if not flights and not call.exact and not used.tokens and not used.cost_usd:
                 amounts = Reservation(call.least_tokens, call.least_cost_usd)
             held = [self._held, *(flight.reserved for flight in flights)]
             tokens, usd = sum(part.tokens for part in held), sum(part.cost_usd for part in held)
-            self._fit("tokens", used.tokens, self.caps.tokens, later.tokens, tokens, amounts.tokens)
-            self._fit("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
+            spent: dict[str, float] = {
+                "calls": used.calls + self.unrecorded(), "search_calls": search, "tokens": used.tokens,
+                "cost_usd": used.cost_usd,
+            }  # fmt: skip
+            if self.shared is not None:
+                need = {
+                    "calls": spent["calls"] + later.calls + (not counted),
+                    "search_calls": search + (self._aside.calls + (not counted) if self.phase == "search" else 0),
+                    "tokens": used.tokens + later.tokens + tokens + amounts.tokens,
+                    "cost_usd": used.cost_usd + later.cost_usd + usd + amounts.cost_usd,
+                }
+                elsewhere = self.shared.reserve(need, self.caps)
+                spent = {name: value + elsewhere[name] for name, value in spent.items()}
+            self._fit("calls", spent["calls"], calls, later.calls)
+            self._fit("search calls", spent["search_calls"], searches, self._aside.calls)
+            self._fit("tokens", spent["tokens"], self.caps.tokens, later.tokens, tokens, amounts.tokens)
+            self._fit("dollars", spent["cost_usd"], self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
 
     def _fit(self, unit: str, value: float, cap: float | None, kept: float, held: float = 0, amount: float = 0) -> None:
         """Raise `BudgetExceeded` unless the next call fits under a cap.

@@ -350,6 +350,20 @@ leases = Table(
     Column("until", Float, nullable=False),  # by a clock that all processes share; 0 once it was given back
 )
 
+# What the processes of a job have reserved of its caps, see `assay.traces.store.shares`.
+cap_shares = Table(
+    "cap_shares",
+    metadata,
+    Column("job", String(64), primary_key=True),  # run of the process that leads the job
+    Column("member", String(64), primary_key=True),  # run of the process
+    Column("calls", Float, nullable=False),
+    Column("search_calls", Float, nullable=False),
+    Column("tokens", Float, nullable=False),
+    Column("cost_usd", Float, nullable=False),
+    Column("caps_json", Text),  # of the job, in the row of the process that leads it
+    Column("usage_json", Text),  # what the process has used, once it has ended
+)
+
 # Continuous loops, one of an agent.
 loops = Table(
     "loops",
