@@ -10,6 +10,7 @@ import ast
 import builtins
 import filecmp
 import importlib.metadata
+import itertools
 import os
 import re
 import site
@@ -47,7 +48,7 @@ class SourceFiles:
         missing: opened files and imported modules without which the copy does not work elsewhere: they are outside of
             the program's folder, or too large.
         origins: the files that are copied, by their path on this machine.
-        outside: the files of `missing`, with the path as the code has it.
+        outside: the files of `missing`, and those of the working directory that the code names, with their path in it.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -100,8 +101,17 @@ class SourceFiles:
                 self._take_opened(opened, written, root, without)
         for file in _below(needed.named, without):
             self._take(file, root, without)
+        self._note_nearby(needed.nearby, without)
         self.names[name] = f"{place}:{attribute}"
         return True
+
+    def _note_nearby(self, named: Collection[Path], without: Collection[Path]) -> None:
+        """Note files of the working directory, as many as an artifact's source may have."""
+        size, folder = 0, Path.cwd().resolve()
+        for file in itertools.islice(_below(named, without), _MOST_FILES):
+            size += file.stat().st_size
+            if size <= _MOST_BYTES:
+                self.outside.setdefault(file, file.relative_to(folder).as_posix())
 
     def _bytes(self) -> int:
         return sum(map(len, self.files.values()))
@@ -241,6 +251,7 @@ class _Needed:
         files: by their path under the root or the working directory; the root takes precedence.
         modules: paths of the modules among them.
         named: data files and folders of the root whose path is a text in the code.
+        nearby: those of the working directory, outside of the root.
         missing: imported modules that are elsewhere.
         origins, outside: see `SourceFiles`.
     """
@@ -248,6 +259,7 @@ class _Needed:
     def __init__(self, first: Path, text: str, root: Path, name: str) -> None:
         self.files: dict[str, bytes] = {}
         self.named: dict[Path, None] = {}
+        self.nearby: dict[Path, None] = {}
         self.missing: list[str] = []
         self.origins: dict[Path, bytes] = {}
         self.outside: dict[Path, str] = {}
@@ -299,9 +311,12 @@ class _Needed:
             for base in dict.fromkeys((path.parent, *self._roots)):
                 places = (base / text, base / text.rpartition("/")[0])  # `f"facts/{topic}.txt"` names the folder
                 target = next((place for place in places if os.path.exists(place)), base).resolve()
-                inside = self._root in target.parents and target not in path.parents
-                if inside and target.suffix not in _CODE and not _is_environment(target):
+                if target in path.parents or target.suffix in _CODE or _is_environment(target):
+                    continue
+                if self._root in target.parents:
                     yield target
+                elif self._roots[-1] in target.parents and not self._root.is_relative_to(target):
+                    self.nearby[target] = None
 
     def _take_artifact(self) -> None:
         """What an artifact's source has is carried on."""

@@ -92,7 +92,9 @@ def shipment(
     for artifact in {found[0] for path in sources.origins if (found := around(path)) is not None}:
         files |= {path: path.read_bytes() for path in artifact.rglob("*") if _is_part(path)}
     for path, written in sources.outside.items():
-        if _is_of_folder(path, written) and path not in without:
+        if path in without or unfit(Path(path.name)) is not None or is_written(path):
+            continue
+        if path.is_relative_to(Path.cwd().resolve()) and not os.path.isabs(written):
             files[path] = path.read_bytes()
         else:
             elsewhere[str(path)] = _hash_of(path)
@@ -114,13 +116,6 @@ def shipment(
 
 def _is_part(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__"
-
-
-def _is_of_folder(path: Path, written: str) -> bool:
-    """Whether a file outside of the program's folder is one of the working directory, and named relative to it."""
-    folder = Path.cwd().resolve()
-    inside = path.is_relative_to(folder) and not os.path.isabs(written)
-    return inside and unfit(path.relative_to(folder)) is None and not is_written(path)
 
 
 def _check_size(files: Mapping[Path, bytes]) -> None:
@@ -214,5 +209,5 @@ def not_sent(missed: Iterable[str]) -> str | None:
     for name in missed:
         path = Path(name)
         if is_user_file(path) and unfit(Path(path.name)) is None and not is_written(path):
-            return f"{path}, which was not sent: add it to {FILES} of the module that reads it"
+            return f"{path}, which was not sent: put it into the program's folder, and list it in {FILES} of its module"
     return None
