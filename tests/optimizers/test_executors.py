@@ -4,6 +4,7 @@ The second node does not see the folder `hidden`."""
 
 import json
 import math
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -48,8 +49,8 @@ def cluster(hidden: Path) -> Iterator[Any]:
 @pytest.fixture
 def project(hidden: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the second node does not see; the working directory."""
-    folder = hidden / request.node.name.partition("[")[0]
-    folder.mkdir(exist_ok=True)
+    folder = hidden / re.sub(r"\W", "-", request.node.name)
+    folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
 
@@ -230,7 +231,7 @@ def test_keys_and_objects_that_hosts_cannot_have_are_named(
         assay.evaluate("math_qa", store=tmp_path / "a.db", api_key_env="MY_KEY", **job)
     program = dspy.Predict("question -> answer")
     program.lock = threading.RLock()
-    with pytest.raises(ConfigError, match=r"the program has an object that cannot be sent .* RLock"):
+    with pytest.raises(ConfigError, match=r"the program has an object that cannot be sent .*RLock"):
         assay.evaluate(program, store=tmp_path / "b.db", **job)
 
 
