@@ -1,17 +1,22 @@
-"""Runs on the hosts of a real Ray cluster of two nodes, against runs in threads."""
+"""Runs on the hosts of a real Ray cluster of two nodes, against runs in threads.
+
+The second node does not see the folder `hidden`."""
 
 import json
 import math
+import re
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dspy
 import pytest
 
 import assay
 from assay.commands.compile import Compile
-from assay.errors import ConfigError, FailureKind, ModelError
+from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress, evaluate
 from assay.jobs.arguments import program_settings
 from assay.jobs.job import open_job
@@ -19,6 +24,7 @@ from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
+from rigs.ray_cluster import Node, can_hide, two_nodes
 
 ray = pytest.importorskip("ray")
 
@@ -30,15 +36,23 @@ RUBRIC = (
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hidden")
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    ray.init(address=made.address, log_to_driver=False, logging_level="error")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+
+@pytest.fixture(scope="module")
+def cluster(hidden: Path) -> Iterator[Any]:
+    with two_nodes(hidden) as (made, _):
+        yield made
+
+
+@pytest.fixture
+def project(hidden: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the second node does not see; the working directory."""
+    folder = hidden / re.sub(r"\W", "-", request.node.name)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
@@ -88,21 +102,158 @@ def test_ray_results_equal_thread_results(
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_lost_host_is_tolerated(
-    server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, tmp_path: Path
+def test_a_killed_process_is_replaced_and_a_killed_node_is_left_out(
+    server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, hidden: Path
 ) -> None:
     rubric, data, store = (local_settings[name] for name in ("rubric", "data", "store"))
     settings = {"executor": "ray", "sizes": {"val": 4}, "prompt_format": "chat", **server}
     config = program_settings(Compile, mine, rubric, data, None, settings)
-    with open_job(config, program=mine, rubric=rubric, progress=SilentProgress(), store=store, need=("val",)) as job:
-        executor: Any = job.session.executor
-        assert len(executor.hosts) == 2
-        ray.kill(executor.hosts[0])
-        report = evaluate(job.recorded, job.splits.val, job.session)
-        assert (len(report), report.unscored, len(executor.hosts)) == (4, 0, 1)
-        ray.kill(executor.hosts[0])
-        with pytest.raises(ModelError, match=r"hosts were lost|every host of the Ray cluster is gone"):
-            evaluate(job.recorded, job.splits.val, job.session)
+    third = Node(cluster.address, hidden)
+    try:
+        with open_job(
+            config, program=mine, rubric=rubric, progress=SilentProgress(), store=store, need=("val",)
+        ) as job:
+            executor: Any = job.session.executor
+            assert len(executor.hosts) == 3
+            ray.kill(executor.hosts[0].actor)
+            report = evaluate(job.recorded, job.splits.val, job.session)
+            assert (len(report), report.unscored, len(executor.hosts)) == (4, 0, 3)
+            third.kill()
+            report = evaluate(job.recorded, job.splits.val, job.session)
+            assert (len(report), report.unscored, len(executor.hosts)) == (4, 0, 2)
+            assert third.id not in {process.node["NodeID"] for process in executor.hosts}
+    finally:
+        third.close()
+
+
+FILES = {
+    "programs/helper.py": "ONE = '1'",
+    "programs/late.py": "TWO = '2'",
+    "programs/pack/module.py": "from . import inner\nTHREE = inner.THREE",
+    "programs/pack/inner.py": "THREE = '3'",
+    "programs/four.txt": "4",
+    "five.txt": "5",
+    "programs/parts.py": """
+import threading
+from pathlib import Path
+import dspy
+import helper
+from pack import module
+
+class Parts(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.client = threading.RLock()  # cannot be sent
+        self.file = Path(__file__).parent / "four.txt"
+
+    def forward(self, question):
+        import late
+        parts = helper.ONE, late.TWO, module.THREE, self.file.read_text(), open("five.txt").read()
+        return dspy.Prediction(answer="".join(parts), place=__file__)
+""",
+    "measure/check.py": "import words\ndef complete(task, prediction, rollout):\n"
+    "    return prediction['answer'] == words.ALL and 0.5\n",
+    "measure/words.py": "ALL = '12345'",
+    "measure/judge.yaml": "text: Is the output polite?\nscale: ['no', 'yes']\n",
+    "measure/r.yaml": "name: r\ncriteria:\n- {name: complete, check: 'check.py:complete'}\n"
+    "- {name: polite, judge: {use: judge.yaml}}\n",
+}
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.slow
+def test_a_program_its_checks_and_judges_are_sent_as_folders(
+    server: dict[str, str], cluster: Any, project: Path, tmp_path: Path
+) -> None:
+    write_files(project, FILES)
+    write_echoes(project)
+    scores = {}
+    for where in ("threads", "ray"):
+        report = assay.evaluate(
+            "programs/parts.py:Parts", rubric="measure/r.yaml", data="d.jsonl", split="val",
+            store=tmp_path / where / "s.db", executor=where, preflight=False, threads=1, **server,
+        )  # fmt: skip
+        scores[where] = report.evaluation.scores
+        with Store(tmp_path / where / "s.db") as store:
+            places = {r.prediction["place"] for r in store.rollouts() if r.source == "program" and r.prediction}
+    assert scores["ray"] == scores["threads"]
+    assert scores["ray"] == pytest.approx(dict.fromkeys("0123", 0.75), abs=0.01)  # complete 0.5, polite 0.99
+    assert len(places) == 2  # a folder on each host
+    assert not any(Path(place).is_relative_to(project) for place in places)
+    assert not any(Path(place).exists() for place in places)  # it was removed at the end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import os\nif '/assay-' in __file__:\n    raise OSError('no display')\n", r"odd\.py.*OSError: no display"),
+        ("open('{hidden}/elsewhere.txt').read()\n", r"does not see.*elsewhere\.txt is missing there"),
+        ("", r"looked for .*0\.txt, which was not sent: put it into the program's folder"),
+    ],
+    ids=["import", "elsewhere", "computed"],
+)
+def test_what_a_host_lacks_is_an_error_before_it_is_a_score(
+    server: dict[str, str], cluster: Any, project: Path, hidden: Path, tmp_path: Path, text: str, why: str
+) -> None:
+    if "{hidden}" in text and not can_hide():
+        pytest.skip("this system has no mounts in a namespace of the user's")
+    (hidden / "elsewhere.txt").write_text("x")
+    write_files(project, {f"{at}.txt": str(at) for at in range(4)})
+    (project / "odd.py").write_text(
+        f"import os\nimport dspy\n{text.replace('{hidden}', str(hidden))}\nclass Odd(dspy.Module):\n"
+        "    def forward(self, question):\n        name = question + '.txt'\n"
+        "        return dspy.Prediction(answer=open(name).read() if os.path.exists(name) else '?')\n"
+    )
+    write_echoes(project)
+    with pytest.raises(ConfigError, match=f"host.* of the Ray cluster.*{why}"):
+        assay.evaluate(
+            "odd.py:Odd", rubric="r.yaml", data="d.jsonl", split="val", store=tmp_path / "s.db", executor="ray",
+            preflight=False, **server,
+        )  # fmt: skip
+    with Store(tmp_path / "s.db") as store:
+        assert {rollout.status for rollout in store.rollouts()} <= {"error"}
+
+
+@pytest.mark.slow
+def test_keys_and_objects_that_hosts_cannot_have_are_named(
+    server: dict[str, str], cluster: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_echoes(project)
+    monkeypatch.setenv("MY_KEY", "none")
+    job = {"rubric": "r.yaml", "data": "d.jsonl", "executor": "ray", "preflight": False, **server}
+    with pytest.raises(ConfigError, match=r"host .* lacks the environment variable MY_KEY"):
+        assay.evaluate("math_qa", store=tmp_path / "a.db", api_key_env="MY_KEY", **job)
+    program = dspy.Predict("question -> answer")
+    program.lock = threading.RLock()
+    with pytest.raises(ConfigError, match=r"the program has an object that cannot be sent .*RLock"):
+        assay.evaluate(program, store=tmp_path / "b.db", **job)
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_task_that_ends_its_process_on_a_host_is_its_own_failure(
+    server: dict[str, str], cluster: Any, project: Path, tmp_path: Path
+) -> None:
+    write_echoes(project)
+    (project / "exits.py").write_text(
+        "import os, time\nimport dspy\nclass Exits(dspy.Module):\n    def forward(self, question):\n"
+        "        time.sleep(0.5)\n        if question == '1':\n            os._exit(7)\n"
+        "        return dspy.Prediction(answer=question)\n"
+    )
+    for samples in (1, 2):  # the second sample does not run it again
+        report = assay.evaluate(
+            "exits.py:Exits", rubric="r.yaml", data="d.jsonl", store=tmp_path / f"{samples}.db", executor="ray",
+            split="val", preflight=False, samples=samples, **server,
+        )  # fmt: skip
+        assert report.evaluation.scores == {"0": 1.0, "1": 0.0, "2": 1.0, "3": 1.0}
+        assert report.evaluation.results["1"].failure is FailureKind.AGENT
+        assert "the process that ran the task ended twice" in str(report.evaluation.results["1"].failed)
 
 
 @pytest.mark.slow

@@ -182,8 +182,8 @@ def test_further_transitions_of_an_earlier_attempt_are_removed(tmp_path: Path) -
 def test_running_rollouts_are_closed_and_removed_if_not_replayed(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         for name, run, status in (("a", "job-1", "running"), ("b", "job-1", "done"), ("c", "other-1", "running")):
-            store.put_rollout(Rollout(id=name * 32, run_id=run, status=status, started_at=1.0))
-        assert close_running(store, "job-") == 1
+            store.put_rollout(Rollout(id=name * 32, task_id=name, run_id=run, status=status, started_at=1.0))
+        assert close_running(store, "job-") == ["a"]
         closed = store.rollout("a")
         assert (closed.status, closed.failure) == ("error", FailureKind.CAP)
         assert (bool(closed.error), bool(closed.ended_at), store.rollout("c").status) == (True, True, "running")

@@ -286,7 +286,7 @@ def save_artifact(
         ArtifactError: the folder cannot be written.
     """
     inner = _inner(program)
-    config, source = _built_from(inner), source_of(program, str(manifest["program"]), data=_data_of(manifest))
+    config, source = built_from(inner), source_of(program, str(manifest["program"]), data=_data_of(manifest))
     texts = {
         "program.json": json_text(program_state(program), indent=1),
         "splits.json": json.dumps(splits),
@@ -332,7 +332,7 @@ def save_artifact(
     return written
 
 
-def _built_from(inner: dspy.Module) -> dict[str, Any]:
+def built_from(inner: dspy.Module) -> dict[str, Any]:
     """The arguments of the constructor, if the name of the program is that of a class."""
     if isinstance(inner, Agent | Judge):
         return dict(inner.config)

@@ -1,30 +1,44 @@
 """Executors of an evaluation: local threads, or the hosts of a Ray cluster. Both return the same results."""
 
 import contextvars
-import functools
-import importlib.metadata
-import inspect
+import io
 import logging
-import sys
+import os
+import pickle
 import threading
-from collections import deque
+import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Generic, Protocol, TypeVar
 
 import dspy
 
 from assay.datasets import Task
-from assay.errors import BudgetExceeded, Cancelled, ConfigError, MissingExtra, ModelError
+from assay.errors import (
+    AssayError,
+    BudgetExceeded,
+    Cancelled,
+    ConfigError,
+    FailureKind,
+    MissingExtra,
+    ModelError,
+    unspoken,
+)
+from assay.evaluation.deaths import DIED_ALONE
 from assay.evaluation.hosts import Answers, Exchange, HostMeter, Mail, Message, Outbox, Recorded
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import Caps
 from assay.models.unrecorded import Unrecorded
-from assay.programs.wrapping import wrapped
 from assay.rubrics.scoring import ScoredRun, ScoreResult
-from assay.sources.modules import is_private
+from assay.sources.files import is_user_file
+from assay.sources.naming import public
+from assay.sources.shipping import Delivery, Shipment, not_sent
+from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 
 # -- Jobs in daemon threads. At a cap, jobs in progress are waited for; after Ctrl-C they are not.
@@ -132,10 +146,11 @@ class _Jobs(Generic[T]):
 
 
 EXECUTORS = ("threads", "ray")
-_CONTROLS = 2  # concurrent calls of a host besides its tasks: exchange and stop
+_LOSSES = 2  # hosts that may be lost on one task, or processes of a host that may end while they load the program
+_CONTROLS = 3  # concurrent calls of a process besides its tasks: load, exchange, stop
 _EXCHANGE_S = 1.0  # after which a host without a message answers
-_CLOSE_S = 5.0  # that the last messages of a host are waited for
-_LOSSES = 2  # hosts that may be lost on one task; one more, and the task counts as the cause
+_CLOSING_S = 5.0  # for a process to remove its files and to send its last messages
+_NAMED = 5  # differences that a message lists
 
 
 def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, ScoredRun]]:
@@ -169,23 +184,80 @@ class Report:
     has_tools: bool
 
 
-class Host:
-    """One host's part: a session of its own, in which it runs the tasks it is given."""
+class Sender(Protocol):
+    """What an executor sends to the hosts; see `assay.jobs.hosts.Consignment`."""
 
-    def __init__(self, make: Callable[[Outbox, HostMeter], Session], caps: Caps) -> None:
-        self.outbox, self.mail = Outbox(), Mail()
+    def packed(self, program: dspy.Module) -> Callable[[], dspy.Module]:
+        """A function without arguments, sent by reference, that returns the program on a host."""
+
+    def shipment(self, named: Collection[tuple[str, str]]) -> Shipment:
+        """The files that are needed on a host, also by the classes and functions of these modules and names."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a host sees after it has loaded a program: the hashes of `Shipment`, the environment variables that it
+    lacks, and why it could not load the program."""
+
+    seen: Mapping[str, str]
+    absent: Sequence[str] = ()
+    reason: str = ""
+
+
+class Host:
+    """One process of a host: a session of its own, in which it runs the tasks it is given."""
+
+    def __init__(self, caps: Caps) -> None:
+        self.outbox, self.mail, self.delivery = Outbox(), Mail(), Delivery()
         self.meter = HostMeter(caps, self.mail)
-        self.session = make(self.outbox, self.meter)
-        self.meter.owner, self.meter.after_call = self.session.recorder.owner, lambda: self._send(loose=True)
+        self.session: Session | None = None
+        self._program: tuple[int, dspy.Module | None] = (0, None)
         self._missed, self._lock = 0, threading.Lock()
+
+    def load(self, files: Shipment, make: bytes, program: bytes, number: int) -> Loaded:
+        """Takes in the files and makes the session and the program.
+
+        Args:
+            make: pickled function that makes the session.
+            program: pickled function that makes the program.
+            number: of the program, which `run` names.
+        """
+        seen: dict[str, str] = {}
+        absent = [name for name in files.variables if not os.environ.get(name)]
+        try:
+            self.delivery.unpack(files)
+            seen = self.delivery.seen(files)
+            if absent or files.differences(seen):
+                return Loaded(seen, absent)
+            self.session = self.session or self._opened(pickle.loads(make))
+            with self.session.context():
+                self._program = number, pickle.loads(program)()
+        except BaseException as error:  # also `sys.exit()` of a module
+            return Loaded(seen, reason=self._reason(error))
+        return Loaded(seen)
+
+    def _opened(self, make: Callable[[Outbox, HostMeter], Session]) -> Session:
+        session = make(self.outbox, self.meter)
+        self.meter.owner, self.meter.after_call = session.recorder.owner, lambda: self._send(session, loose=True)
+        return session
 
     def exchange(self, answers: Answers) -> list[Message]:
         """See `Exchange`."""
         self.meter.give_up()
         return self.mail.exchange(answers, _EXCHANGE_S)
 
-    def run(self, program: dspy.Module, settings: dict[str, Any], task: Task, place: tuple[str, str]) -> Report:
-        session = self.session
+    def _reason(self, error: BaseException) -> str:
+        """An error with the line of the user's file that raised it, in the words of the sender."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next((f"{f.filename}:{f.lineno}: " for f in reversed(frames) if is_user_file(Path(f.filename))), "")
+        text = unspoken(error) if isinstance(error, AssayError) else f"{place}{error_text(error)}"
+        return public(text).replace(str(self.delivery.home), "")
+
+    def run(self, number: int, settings: dict[str, Any], task: Task, place: tuple[str, str]) -> Report:
+        """Runs a task with the program that was loaded under this number."""
+        session, (loaded, program) = self.session, self._program
+        assert session is not None
+        assert loaded == number
         session.register([task])
         session.recorder.phase, session.recorder.scope = place
         copy = RecordedProgram(program, session, prompt_format=settings["adapter"], sample=settings["sample"])
@@ -195,50 +267,90 @@ class Host:
             with session.context():
                 run = copy.run(task)
         finally:
-            self._send()
+            self._send(session)
             self.mail.delivered()
         return Report(run.rollout, run.scored, run.has_tools)
 
     def stop(self, reason: str) -> None:
         """Ends the open rollouts, and sends what there is of them."""
-        self.session.recorder.stop(reason)
-        self._send()
-        self.mail.delivered()
+        if self.session is not None:
+            self.session.recorder.stop(reason)
+            self._send(self.session)
+            self.mail.delivered()
 
-    def _send(self, *, loose: bool = False) -> None:
+    def _send(self, session: Session, *, loose: bool = False) -> None:
         with self._lock:  # messages in the order of what they have
             rollouts, transitions = self.outbox.emptied(loose=loose)
-            missed = self.session.recorder.missed
+            missed, absent = session.recorder.missed, self.delivery.missed()
             more = Unrecorded(missed.calls - self._missed, missed.reason)
             self._missed = missed.calls
-            if rollouts or transitions or more.calls or more.reason:
-                self.mail.put(Recorded(rollouts, transitions, more))
+            if rollouts or transitions or absent or more.calls or more.reason:
+                self.mail.put(Recorded(rollouts, transitions, more, absent))
+
+    def close(self) -> None:
+        self.delivery.remove()
+
+
+@dataclass
+class _Process:
+    """A host's process, as its driver sees it.
+
+    Attributes:
+        ready: it has loaded the program.
+        alone: it runs a task that may end it, and no other.
+        interrupted: tasks that ran when the process before it ended.
+    """
+
+    node: Mapping[str, Any]
+    actor: Any
+    ready: bool = False
+    alone: bool = False
+    at_work: int = 0
+    attempts: int = 0  # processes that ended while they loaded the program
+    interrupted: list[Task] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.node['NodeManagerHostname']} ({self.node['NodeManagerAddress']})"
 
 
 class RayExecutor:
-    """Runs the tasks of an evaluation on the hosts of a Ray cluster, one session on each.
+    """Runs the tasks of an evaluation on the hosts of a Ray cluster, a process with a session of its own on each.
 
-    The cluster is the one at `RAY_ADDRESS`; without it a local one is started.
+    The cluster is the one at `RAY_ADDRESS`; without it a local one is started. Files travel through Ray's object store,
+    once to each host; Ray's `runtime_env` would need a connection of its own, and forgets the files of a process that
+    ended.
+
+    A task whose process ends is run once more, alone in a process; if that ends too, the task is the cause and counts
+    as failed. A host is lost only if Ray reports its node dead.
 
     Args:
-        make: builds a session on a host; it is pickled, and imported there.
+        make: builds a session on a host.
+        program: of the job.
+        sender: knows the files.
         threads: tasks at once on a host.
         caps: of the job, see `HostMeter`.
-        carried: functions that `make` needs; those from files of the user's travel with their code.
     Raises:
         MissingExtra: ray is not installed.
-        ConfigError: there is no cluster at the address.
+        ConfigError: there is no cluster at the address, or a host cannot run the program, sees other files, or lacks
+            the key of a model.
     """
 
     def __init__(
-        self, make: Callable[[Outbox, HostMeter], Session], *, threads: int, caps: Caps, carried: Sequence[Any] = ()
+        self,
+        make: Callable[[Outbox, HostMeter], Session],
+        program: dspy.Module,
+        sender: Sender,
+        *,
+        threads: int,
+        caps: Caps,
     ) -> None:
         try:
             import ray
         except ImportError as error:
             raise MissingExtra("ray", "ray") from error
         self.ray: Any = ray
-        self.threads = max(1, threads)
+        self.sender, self.threads, self.caps = sender, max(1, threads), caps
         self._began = not ray.is_initialized()
         if self._began:
             try:
@@ -249,30 +361,108 @@ class RayExecutor:
                 raise ConfigError(
                     f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs"
                 ) from error
-        _by_value({str(getattr(part, "__module__", "")) for part in carried}, ray)
-        self.hosts = self._hosts(make, caps)
         self._evaluations = 0
-        self._exchanges: dict[Any, Exchange] = {}  # by host
+        self._exchanges: dict[Any, Exchange] = {}  # by process
+        self._checked: set[str] = set()  # paths that a host missed
+        self._absent: str | None = None  # the first of them that this process has
+        self.hosts: list[_Process] = []
+        try:
+            self._make, self._named = _pickled(make, "the rubric", ray)
+            alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            self.hosts = [_Process(node, self._started(node)) for node in alive]
+            self._load(program)
+        except BaseException:
+            self.close()
+            raise
 
-    def _hosts(self, make: Callable[[Outbox, HostMeter], Session], caps: Caps) -> list[Any]:
+    def _started(self, node: Mapping[str, Any]) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        maker = self.ray.remote(Host)
-        return [
-            maker.options(
-                num_cpus=0,
-                max_concurrency=self.threads + _CONTROLS,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            ).remote(make, caps)
-            for node in alive
-        ]
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        options = {"num_cpus": 0, "max_concurrency": self.threads + _CONTROLS, "scheduling_strategy": where}
+        return self.ray.remote(Host).options(**options).remote(self.caps)
+
+    def _load(self, program: dspy.Module) -> None:
+        """Makes all hosts load a program, and checks that they see what this process sees."""
+        self._evaluations += 1
+        packed, named = _pickled(self.sender.packed(program), "the program", self.ray)
+        self._files = self.sender.shipment({*self._named, *named})
+        self._sent = [self.ray.put(part) for part in (self._files, self._make, packed)]
+        waiting = {self._loading(process): process for process in self.hosts}
+        while waiting:
+            for reference in self.ray.wait(list(waiting), num_returns=1)[0]:
+                process = waiting.pop(reference)
+                if not self._is_ready(reference, process) and process in self.hosts:
+                    waiting[self._replaced(process)] = process
+
+    def _loading(self, process: _Process) -> Any:
+        process.ready = False
+        return process.actor.load.remote(*self._sent, self._evaluations)
+
+    def _is_ready(self, reference: Any, process: _Process) -> bool:
+        """Whether a process has loaded the program; if its node is dead, the host is lost.
+
+        Raises:
+            ConfigError: it cannot load it.
+            ModelError: each process of the host ended while it loaded the program.
+        """
+        try:
+            loaded: Loaded = self.ray.get(reference)
+        except self.ray.exceptions.RayActorError as error:
+            process.attempts += 1
+            if not self._is_alive(process):
+                self.hosts.remove(process)
+            elif process.attempts > _LOSSES:
+                raise ModelError(
+                    f"on host {process.name} of the Ray cluster, {process.attempts} processes ended while they loaded "
+                    f"the program: {str(error).strip().splitlines()[-1]}"
+                ) from error
+            return False
+        except self.ray.exceptions.RayTaskError as error:
+            raise ConfigError(f"host {process.name} of the Ray cluster cannot run assay: {error.cause!r}") from error
+        if loaded.absent:
+            raise ConfigError(
+                f"host {process.name} of the Ray cluster lacks the environment variable {loaded.absent[0]}, which this "
+                "process has: keys are read on the hosts. Set it where Ray is started there"
+            )
+        if loaded.reason:
+            raise ConfigError(f"host {process.name} of the Ray cluster cannot load the program: {loaded.reason}")
+        if differences := self._files.differences(loaded.seen):
+            raise ConfigError(
+                f"host {process.name} of the Ray cluster does not see what this process sees: "
+                + "; ".join(differences[:_NAMED])
+            )
+        process.ready, process.attempts = True, 0
+        return True
+
+    def _is_alive(self, process: _Process) -> bool:
+        return any(node["Alive"] and node["NodeID"] == process.node["NodeID"] for node in self.ray.nodes())
+
+    def _replaced(self, process: _Process) -> Any:
+        """Starts another process on the host of one that ended. Its calls without a row are lost."""
+        self._end_exchange(process.actor)
+        with suppress(Exception):
+            self.ray.kill(process.actor)  # it may only have been out of reach
+        process.actor, process.alone, process.at_work = self._started(process.node), False, 0
+        return self._loading(process)
+
+    def _exchange_with(self, actor: Any, session: Session) -> None:
+        if actor not in self._exchanges:
+            ask = actor.exchange.remote
+            self._exchanges[actor] = Exchange(lambda answers: self.ray.get(ask(answers)), session, check=self._check)
+
+    def _end_exchange(self, actor: Any) -> None:
+        if (exchange := self._exchanges.pop(actor, None)) is not None:
+            exchange.close(_CLOSING_S)
 
     def close(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.close(_CLOSE_S)
-        for host in self.hosts:
-            self.ray.kill(host)
+        for actor in list(self._exchanges):
+            self._end_exchange(actor)
+        for reference in [process.actor.close.remote() for process in self.hosts]:
+            with suppress(Exception):
+                self.ray.get(reference, timeout=_CLOSING_S)
+        for process in self.hosts:
+            self.ray.kill(process.actor)
         if self._began:
             self.ray.shutdown()
 
@@ -280,107 +470,201 @@ class RayExecutor:
         self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session
     ) -> Iterator[tuple[Task, ScoredRun]]:
         """As `in_threads`."""
-        parts = (recorded.program, *(inner for _, inner in recorded.program.named_sub_modules()))
-        _by_value({name for part in parts for name in _modules_of(part)}, self.ray)
-        program = self.ray.put(recorded.program)
+        self._load(recorded.program)
         settings = {**recorded.settings, "sample": recorded.sample, "group": recorded.group}
         # hosts do not share the numbers of repeated rollouts, so each evaluation has a scope of its own
-        self._evaluations += 1
         place = (session.recorder.phase, f"{session.recorder.scope}/{self._evaluations}")
-        remaining, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
-        working: dict[Any, tuple[Task, Any]] = {}
-        free = [host for host in self.hosts for _ in range(self.threads)]
-        for host in self.hosts:
-            if host not in self._exchanges:
-                self._exchanges[host] = Exchange(self._exchange_with(host), session)
+        waiting = _Waiting(deque(task for task in tasks if session.deaths.failure_of(task.id) is None))
+        working: dict[Any, tuple[Task, _Process]] = {}
+        starting: dict[Any, _Process] = {}
         cap: BudgetExceeded | None = None
+        for task in tasks:
+            if session.deaths.failure_of(task.id) is not None:
+                yield task, self._failed(recorded, task, session, place)
         try:
-            while remaining or working:
-                while remaining and free:
+            while waiting.tasks or waiting.suspects or working or starting:
+                while cap is None and (process := self._free(waiting)) is not None:
                     try:
                         session.meter.check()
                     except BudgetExceeded as error:  # those at work are waited for
-                        cap, remaining = error, []
+                        cap = error
                         break
-                    task, host = remaining.pop(), free.pop(0)
-                    working[host.run.remote(program, settings, task, place)] = (task, host)
-                if not working and cap is None:
+                    task = waiting.take(process)
+                    process.at_work += 1
+                    self._exchange_with(process.actor, session)
+                    working[process.actor.run.remote(self._evaluations, settings, task, place)] = (task, process)
+                if not working and (cap is not None or not starting):
+                    if cap is not None:
+                        break
                     raise ModelError(
                         "every host of the Ray cluster is gone; what was finished is in the store. "
                         "Continue with `resume=True`"
                     )
-                for reference in self.ray.wait(list(working), num_returns=1)[0] if working else ():
-                    task, host = working.pop(reference)
+                for reference in self.ray.wait([*working, *starting], num_returns=1)[0]:
+                    if reference in starting:
+                        process = starting.pop(reference)
+                        ready = self._is_ready(reference, process)
+                        if not ready and process in self.hosts:
+                            starting[self._replaced(process)] = process
+                            continue
+                        for task in waiting.take_back(process, died=ready):
+                            session.deaths.blame(task.id)
+                            session.progress.say(f"task {task.id} counts as failed: {DIED_ALONE}")
+                            yield task, self._failed(recorded, task, session, place)
+                        continue
+                    task, process = working.pop(reference)
                     try:
-                        report = self._fetch(reference, task, host)
-                    except BudgetExceeded as error:  # the other tasks are waited for
-                        cap, remaining = cap or error, []
+                        report = self._fetch(reference)
+                    except BudgetExceeded as error:  # the tasks at work are waited for
+                        cap, report = cap or error, None
+                        process.at_work -= 1
                         continue
                     if report is not None:
-                        free.append(host)
-                        yield task, _scored_run(report)
+                        process.at_work -= 1
+                        process.alone = False
+                        yield task, self._run(report)
                         continue
-                    self._exchanges[host].close(_CLOSE_S)  # its calls without a row are lost
-                    lost[task.id] += 1
-                    if cap is None and lost[task.id] > _LOSSES:
-                        raise ModelError(f"task {task.id}: {lost[task.id]} hosts were lost while they ran it")
-                    remaining += [task] if cap is None else []
-                    self.hosts = [other for other in self.hosts if other is not host]
-                    free = [other for other in free if other is not host]
+                    process.interrupted = [task]
+                    for other in [other for other, (_, at) in working.items() if at is process]:
+                        task, _ = working.pop(other)
+                        if (report := self._fetch(other)) is not None:
+                            yield task, self._run(report)
+                        else:
+                            process.interrupted.append(task)
+                    starting[self._replaced(process)] = process
             if cap is not None:
                 raise cap
         finally:
-            self._end(working, session)
+            self._end(working)
 
-    def _exchange_with(self, host: Any) -> Callable[[Answers], list[Message]]:
-        return lambda answers: self.ray.get(host.exchange.remote(answers))
+    def _free(self, waiting: "_Waiting") -> _Process | None:
+        """The process that gets the next task; one without tasks for a suspect. None if all are busy."""
+        ready = [process for process in self.hosts if process.ready and not process.alone]
+        if waiting.suspects and (idle := [process for process in ready if not process.at_work]):
+            where = waiting.suspects[0][1]
+            return next((process for process in idle if process is not where), idle[0])
+        open_ = [process for process in ready if process.at_work < self.threads] if waiting.tasks else []
+        return min(open_, key=lambda process: process.at_work, default=None)
 
-    def _end(self, working: Mapping[Any, tuple[Task, Any]], session: Session) -> None:
+    def _failed(self, recorded: RecordedProgram, task: Task, session: Session, place: tuple[str, str]) -> ScoredRun:
+        """Records the failure of a task that ends its process."""
+        with session.context(), session.recorder.within(place[1]):
+            return recorded.run(task)
+
+    def _end(self, working: Mapping[Any, tuple[Task, _Process]]) -> None:
         """Waits for the tasks at work, whose records the hosts send; the others are stopped."""
         if not working:
             return
         _, left = self.ray.wait(list(working), num_returns=len(working), timeout=LAST_CALLS_S)
         for reference in left:
             self.ray.cancel(reference, force=False)
-        stops = [host.stop.remote("the run ended") for host in {working[reference][1] for reference in left}]
-        self.ray.wait(stops, num_returns=len(stops), timeout=_CLOSE_S) if stops else None
+        actors = {working[reference][1].actor for reference in left}
+        if stops := [actor.stop.remote("the run ended") for actor in actors]:
+            self.ray.wait(stops, num_returns=len(stops), timeout=_CLOSING_S)
 
-    def _fetch(self, reference: Any, task: Task, host: Any) -> Report | None:
-        """A host's report; None where the host is lost."""
+    def _fetch(self, reference: Any) -> Report | None:
+        """A host's report; None where its process ended."""
         errors = self.ray.exceptions
         try:
             return self.ray.get(reference)
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, BaseException) else ModelError(str(error)) from error
-        except errors.ActorDiedError as error:
-            if error.actor_init_failed:  # its own `__init__` raised
-                raise ModelError(
-                    f"a host of the Ray cluster could not start: {str(error).strip().splitlines()[-1]}"
-                ) from error
-            return None
         except errors.RayActorError:
             return None
 
+    def _check(self, recorded: Recorded) -> None:
+        """Marks the rollouts of a program that asked for a file that was not sent: a resumed job repeats them."""
+        missed = [path for path in recorded.asked_in_vain if path not in self._checked]
+        self._checked.update(missed)
+        self._absent = self._absent or not_sent(missed)
+        if self._absent is not None:
+            for rollout in recorded.rollouts:
+                rollout.status, rollout.error, rollout.failure = "error", self._absence, FailureKind.RECORD
 
-def _scored_run(report: Report) -> ScoredRun:
-    prediction = dspy.Prediction(**(report.rollout.prediction or {}))
-    return ScoredRun(prediction, report.rollout, report.has_tools, report.result)
+    @property
+    def _absence(self) -> str:
+        return f"on a host of the Ray cluster, the program looked for {self._absent}"
+
+    def _run(self, report: Report) -> ScoredRun:
+        """The run of a report.
+
+        Raises:
+            ConfigError: a program asked for a file that was not sent. The run is no result.
+        """
+        if self._absent is not None:
+            raise ConfigError(self._absence)
+        prediction = dspy.Prediction(**(report.rollout.prediction or {}))
+        return ScoredRun(prediction, report.rollout, report.has_tools, report.result)
 
 
-def _modules_of(part: Any) -> set[str]:
-    """The modules that a program's class comes from, and the function or agent that it wraps."""
-    inner = wrapped(part)
-    called = inner.func if isinstance(inner, functools.partial) else inner
-    function = inspect.unwrap(called) if inspect.isfunction(called) else called
-    return {str(getattr(source, "__module__", "")) for source in (type(part), type(inner), called, function)}
+@dataclass
+class _Waiting:
+    """Tasks that are to be sent out.
+
+    Attributes:
+        suspects: tasks whose process ended, and where; each runs alone.
+        losses: hosts that were lost on a task.
+    """
+
+    tasks: deque[Task]
+    suspects: deque[tuple[Task, _Process]] = field(default_factory=deque)
+    suspected: set[str] = field(default_factory=set)
+    losses: Counter[str] = field(default_factory=Counter)
+
+    def take(self, process: _Process) -> Task:
+        """The next task for a process that `RayExecutor._free` returned."""
+        if self.suspects and not process.at_work:
+            process.alone = True
+            return self.suspects.popleft()[0]
+        return self.tasks.popleft()
+
+    def take_back(self, process: _Process, *, died: bool) -> list[Task]:
+        """Takes back the tasks of a process that ended; returns those that ended a process before.
+
+        Args:
+            died: the process alone; otherwise its host is lost.
+        Raises:
+            ModelError: too many hosts were lost on one task.
+        """
+        tasks, process.interrupted = process.interrupted, []
+        causes = [task for task in tasks if died and task.id in self.suspected]
+        for task in tasks:
+            if not died:
+                self.losses[task.id] += 1
+                if self.losses[task.id] > _LOSSES:
+                    raise ModelError(f"task {task.id}: {self.losses[task.id]} hosts were lost while they ran it")
+            if task in causes:
+                continue
+            if died or task.id in self.suspected:
+                self.suspected.add(task.id)
+                self.suspects.append((task, process))
+            else:
+                self.tasks.appendleft(task)
+        return causes
 
 
-def _by_value(modules: Collection[str], ray: Any) -> None:
-    """What comes from a file of the user's travels with its code: the other hosts do not have the file."""
-    installed = {"assay", "__main__", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
-    for name in modules:
-        top = name.partition(".")[0]
-        if top not in installed and name in sys.modules:
-            ray.cloudpickle.register_pickle_by_value(
-                sys.modules[top if is_private(name) else name]
-            )  # with the helpers of its file
+def _pickled(value: Any, what: str, ray: Any) -> tuple[bytes, set[tuple[str, str]]]:
+    """A value for a host, and module and name of the classes and functions in it; those of modules go by reference.
+
+    Args:
+        what: what it contains, for a message.
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+    named: set[tuple[str, str]] = set()
+
+    class Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            if isinstance(part, type | FunctionType):
+                named.add((str(part.__module__), part.__qualname__))
+            return super().reducer_override(part)
+
+    file = io.BytesIO()
+    try:
+        Pickler(file).dump(value)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} has an object that cannot be sent to the hosts of a Ray cluster: {error_text(error)}. Name it "
+            "instead, as file.py:NAME or package.module:NAME: then the hosts load it from its file"
+        ) from error
+    return file.getvalue(), named

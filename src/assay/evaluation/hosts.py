@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,11 +67,13 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Rollouts that have ended, transitions by the id of their rollout, and unrecorded calls since the last message."""
+    """News since the last message: rollouts that have ended, transitions by the id of their rollout, unrecorded calls,
+    and files that the program asked for in vain."""
 
     rollouts: list[Rollout]
     transitions: list[tuple[str, Transition]]
     unrecorded: Unrecorded
+    asked_in_vain: Sequence[str] = ()
 
 
 Message = Asked | Settled | Landed | GivenUp | Replayed | Recorded
@@ -221,10 +223,17 @@ class Exchange:
 
     Args:
         exchange: brings answers to the host and returns its next messages; raises once the host is gone.
+        check: is called with records before they are stored.
     """
 
-    def __init__(self, exchange: Callable[[Answers], list[Message]], session: Session) -> None:
-        self._exchange, self.session = exchange, session
+    def __init__(
+        self,
+        exchange: Callable[[Answers], list[Message]],
+        session: Session,
+        *,
+        check: Callable[[Recorded], None] = lambda recorded: None,
+    ) -> None:
+        self._exchange, self.session, self._check = exchange, session, check
         self._flights: dict[int, tuple[Flight, Sent]] = {}
         self._without_row: dict[str, list[tuple[Sent, Reservation]]] = defaultdict(list)  # by rollout
         self._closed = threading.Event()
@@ -278,6 +287,7 @@ class Exchange:
         return sent
 
     def _record(self, recorded: Recorded) -> None:
+        self._check(recorded)
         self.session.recorder.take_in(recorded.rollouts, recorded.transitions, unrecorded=recorded.unrecorded)
         for rollout_id, transition in recorded.transitions:
             if not transition.cached and self._without_row[rollout_id]:

@@ -17,6 +17,7 @@ from dspy.utils.exceptions import AdapterParseError, LMError
 from assay.datasets import Task
 from assay.datasets.tasks import TaskIndex, own_containers, owners_of, task_key
 from assay.errors import AssayError, ConfigError, DataError, FailureKind, ModelError
+from assay.evaluation.deaths import Deaths
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, Thinking, sample_scope
@@ -37,7 +38,7 @@ from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.listening import replacing
 from assay.traces.messages.endings import ending_of
-from assay.traces.places import OpenRollout, current_open_rollout, note_carried
+from assay.traces.places import OpenRollout, current_open_rollout, current_rollout, note_carried
 
 CONTINUES = "What was run is kept; after fixing the cause, continue with `resume=True`"
 
@@ -86,6 +87,7 @@ class Session:
     task_timeout: float = DEFAULT_S
     thinking: Thinking | None = None  # budget of a plain module's calls; an agent has its own
     executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
+    deaths: Deaths = field(default_factory=Deaths)  # tasks that ended the process that ran them
     only_own_models: bool = False  # models that the program makes itself answer all its calls, so `lm` is not called
     model_calls: int = 0  # of `lm` in runs of the program in this process
     own_calls: int = 0  # of models that the program made itself, likewise
@@ -263,8 +265,13 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         return self._recorded(dict(task.inputs), task)
 
     def _recorded(self, inputs: dict[str, Any], task: Task | None) -> ScoredRun:
-        seconds = self.session.task_timeout
-        with limited(None if current_limit() is None else seconds, tools_of=seconds):
+        seconds, deaths = self.session.task_timeout, self.session.deaths
+        name = task.id if task else task_key(inputs)
+        within = current_rollout() is not None or deaths.failure_of(name) is not None
+        with (
+            nullcontext() if within else deaths.running(name),
+            limited(None if current_limit() is None else seconds, tools_of=seconds),
+        ):
             return self._scored(inputs, task)
 
     def _scored(self, inputs: dict[str, Any], task: Task | None) -> ScoredRun:
@@ -305,6 +312,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         return run
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> ScoredRun:
+        if (failed := self.session.deaths.failure_of(rollout.task_id)) is not None:
+            rollout.status, rollout.error, rollout.failure = "failed", failed.reason, failed.kind
+            return ScoredRun(dspy.Prediction(), rollout, self.has_tools, failed=failed)
         try:
             with (
                 sample_scope(self.sample, rollout.task_id),

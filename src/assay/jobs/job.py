@@ -29,7 +29,8 @@ from assay.jobs.arguments import check_state
 from assay.jobs.documents import absent_sources
 from assay.jobs.finished import FinishedRun
 from assay.jobs.groups import ProgramJob, StagedJob
-from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric, with_judges
+from assay.jobs.hosts import Consignment
+from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric, with_judges, without_graders
 from assay.jobs.opening import Run, budgeted, client_of, open_run
 from assay.jobs.rubric_files import portable_rubric
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
@@ -243,9 +244,11 @@ def open_job(
                 loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
         session = _session(config, checked, name, run.lm, run.model, run.recorder, run.meter, threads=run.threads)
         session.progress, session.prompt_lm, session.given_lm = progress, run.reflection, lm
+        session.deaths = run.deaths
         session.register([*splits.train, *splits.val, *splits.gate])
         if config.executor == "ray":
-            session.executor = _ray_executor(config, checked, name, run)
+            sender = Consignment(config, checked, loaded, name, is_object=module is not None, artifact=artifact)
+            session.executor = _ray_executor(config, checked, name, run, loaded, sender)
             closing.callback(session.executor.close)
         if artifact is not None:
             check_pinned(artifact, run.lm)
@@ -395,12 +398,13 @@ def _recorded(program: dspy.Module, session: Session, prompt_format: str | None,
     return recorded
 
 
-def _ray_executor(config: ProgramJob, rubric: Rubric, program: str, run: Run) -> RayExecutor:
+def _ray_executor(
+    config: ProgramJob, rubric: Rubric, name: str, run: Run, program: dspy.Module, sender: Consignment
+) -> RayExecutor:
     """An executor whose hosts open sessions of their own and trust what this process trusts."""
-    checks = [definition_of(c.check) for c in rubric.criteria if c.check]
     trusted = frozenset(entry.sha256 for entry in entries())
-    make_session = functools.partial(_session_on_a_host, config, rubric, program, run.run_id, trusted)
-    return RayExecutor(make_session, threads=run.threads, caps=run.meter.caps, carried=checks)
+    make_session = functools.partial(_session_on_a_host, config, without_graders(rubric), name, run.run_id, trusted)
+    return RayExecutor(make_session, program, sender, threads=run.threads, caps=run.meter.caps)
 
 
 def salt_in(artifact: Artifact | None) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from assay.rubrics import Rubric, load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.loading import RubricSource
 from assay.rubrics.protocols import Grader, Resolver
+from assay.sources.relative import of_sender
 from assay.sources.trust import trusting, trusts
 from assay.support.numbers import figure
 from assay.support.options import takes
@@ -101,6 +102,12 @@ def with_judges(rubric: Rubric, judge: "dspy.LM | None", *, own_models: bool) ->
     return rubric.with_resolver(resolver(judge, functools.partial(load_judge, own_model=own_models)))
 
 
+def without_graders(rubric: Rubric) -> Rubric:
+    """A loaded rubric for another process, where `with_judges` loads its judges."""
+    found = rubric.resolver
+    return rubric.with_resolver(None) if found is not None and _without_model(found) else rubric
+
+
 def _without_model(found: Resolver) -> bool:
     """Whether a rubric was loaded without a model for its judges, so that one named later decides."""
     from assay.judges.deciding import JudgeResolver
@@ -138,6 +145,7 @@ def load_judge(source: str | Path, *, own_model: bool = True, **spec: Unpack[Jud
         )
     if not isinstance(own_model, bool):
         raise ConfigError(f"own_model={own_model!r} must be True or False")
+    source = of_sender(source) if Path(source).is_absolute() else source
     if not is_artifact(source):
         demand_trust_around(source)
         return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import dspy
 from assay.deployment.artifact import check_place
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
+from assay.evaluation.deaths import Deaths
 from assay.jobs.ending import ended_in_order
 from assay.jobs.finished import keep_failure
 from assay.jobs.groups import KeyedJob
@@ -52,6 +53,7 @@ class Run:
     status: str = "done"
     ended: bool = False  # an earlier process had ended it and nothing was run
     was_done: bool = False  # an earlier process had completed it
+    deaths: Deaths = field(default_factory=Deaths)
 
 
 @contextmanager
@@ -81,7 +83,11 @@ def open_run(
         folder = run_folder(store, run_id)
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
-        close_running(opened, run_id.rpartition("-")[0] + "-")
+        left = close_running(opened, run_id.rpartition("-")[0] + "-")
+        deaths = Deaths(folder / "deaths.jsonl", running=left if resumed else ())
+        after.callback(deaths.close)
+        for line in deaths.notes:
+            progress.say(f"note: {line}")
         # these kinds skip what was finished before; the others repeat it, so their count starts at zero
         earlier, before = (opened.run_row(run_id), opened.unrecorded(run_id)) if resumed else ({}, Unrecorded())
         # the ledger counts those that were lost
@@ -107,7 +113,7 @@ def open_run(
             run = Run(
                 run_id, folder, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
-                config.threads or model.recording.backend.concurrency, was_done=was_done,
+                config.threads or model.recording.backend.concurrency, was_done=was_done, deaths=deaths,
             )  # fmt: skip
             with ended_in_order(meter, recorder, opened, progress, to_continue="continue with `resume=True`"):
                 yield run

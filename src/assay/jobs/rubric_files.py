@@ -4,6 +4,7 @@ Installed packages are not copied. The code that the rubric names is imported, w
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,27 @@ def portable_rubric(rubric: str | Path) -> dict[str, bytes]:
     return {"rubric.yaml": carrier.rewritten(text, folder or Path.cwd()).encode(), **carrier.files}
 
 
+def judge_files(names: Iterable[str]) -> SourceFiles:
+    """The files of judges by the names that a loaded rubric has for them: YAML files, artifacts, code, members.
+
+    Raises: as `portable_rubric`.
+    """
+    carrier = _Carrier()
+    for name in names:
+        carrier.carried(re.sub(r"(\.ya?ml):\w+$", r"\1", name, flags=re.IGNORECASE), Path.cwd())
+    return carrier.sources
+
+
 class _Carrier:
-    """Copies the files that a rubric names, each once, under new names."""
+    """Copies the files that a rubric names, each once, under new names.
+
+    Attributes:
+        sources: what was copied, by its path on this machine.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.sources = SourceFiles()
         self._code = SourceFiles()
         self._new: dict[str, str] = {}  # by absolute name
 
@@ -73,12 +90,14 @@ class _Carrier:
         return self._new[key]
 
     def _yaml(self, place: Path, new: str) -> None:
+        self.sources.origins[place.absolute()] = place.read_bytes()
         self.files[new] = self.rewritten(place.read_text("utf-8"), place.absolute().parent, up="../").encode()
 
     def _folder(self, place: Path, new: str) -> None:
         for file in sorted(place.rglob("*")):
             if file.is_file() and file.parent.name != "__pycache__":
-                self.files[f"{new}/{file.relative_to(place).as_posix()}"] = file.read_bytes()
+                content = self.sources.origins[file.absolute()] = file.read_bytes()
+                self.files[f"{new}/{file.relative_to(place).as_posix()}"] = content
 
     def _of_code(self, name: str, folder: Path) -> str | None:
         try:
@@ -90,6 +109,8 @@ class _Carrier:
         source = SourceFiles()
         if not source.add(name, module.__name__, attribute):
             return None
+        self.sources.origins |= source.origins
+        self.sources.outside |= source.outside
         key = str(Path(str(module.__file__)).resolve())
         if key not in self._new:
             self._new[key] = f"code/{len(self._new)}"

@@ -116,8 +116,8 @@ class Rubric:
     def _with(self, criteria: Sequence[Criterion], resolver: Resolver | None) -> "Rubric":
         return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=resolver, judging=self.judging)
 
-    def with_resolver(self, resolver: Resolver) -> "Rubric":
-        """Returns the same rubric with another resolver for its judge criteria."""
+    def with_resolver(self, resolver: Resolver | None) -> "Rubric":
+        """Returns the same rubric with another resolver for its judge criteria; None: none decides them."""
         return self._with(self.criteria, resolver)
 
     def with_metric_model(self, lm: Any) -> "Rubric":

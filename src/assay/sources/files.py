@@ -10,6 +10,7 @@ import ast
 import builtins
 import filecmp
 import importlib.metadata
+import itertools
 import os
 import re
 import site
@@ -46,12 +47,16 @@ class SourceFiles:
         notes: opened files that are not copied because they are private.
         missing: opened files and imported modules without which the copy does not work elsewhere: they are outside of
             the program's folder, or too large.
+        origins: the files that are copied, by their path on this machine.
+        outside: the files of `missing`, and those of the working directory that the code names, with their path in it.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    origins: dict[Path, bytes] = field(default_factory=dict)
+    outside: dict[Path, str] = field(default_factory=dict)
 
     def add(self, name: str, module_name: str, attribute: str, *, without: Collection[Path] = ()) -> bool:
         """Add the files that an attribute of a loaded module needs, under the name by which it is loaded.
@@ -82,6 +87,10 @@ class SourceFiles:
         for relative, content in needed.files.items():
             self.files.setdefault(relative, content)
         self.missing += needed.missing
+        self.outside |= needed.outside
+        self.origins |= needed.origins
+        if module_name == "__main__":  # the slice of a script is not its file
+            self.origins.pop(root / place, None)
         if (size := self._bytes()) > _MOST_BYTES:
             raise ProgramError(
                 f"the source files of {name} have {size / 1e6:.0f} MB; the limit is {_MOST_BYTES / 1e6:.0f} MB: "
@@ -92,8 +101,17 @@ class SourceFiles:
                 self._take_opened(opened, written, root, without)
         for file in _below(needed.named, without):
             self._take(file, root, without)
+        self._note_nearby(needed.nearby, without)
         self.names[name] = f"{place}:{attribute}"
         return True
+
+    def _note_nearby(self, named: Collection[Path], without: Collection[Path]) -> None:
+        """Note files of the working directory, as many as an artifact's source may have."""
+        size, folder = 0, Path.cwd().resolve()
+        for file in itertools.islice(_below(named, without), _MOST_FILES):
+            size += file.stat().st_size
+            if size <= _MOST_BYTES:
+                self.outside.setdefault(file, file.relative_to(folder).as_posix())
 
     def _bytes(self) -> int:
         return sum(map(len, self.files.values()))
@@ -107,6 +125,7 @@ class SourceFiles:
                 return
             if (twin := _twin(file, written, root)) is None:
                 self.missing.append(f"it reads {written}, which is outside of its folder {root}")
+                self.outside[file] = written
                 return
             file = twin
         place = file.relative_to(root)
@@ -120,17 +139,21 @@ class SourceFiles:
                 f"it reads {place}, which has {file.stat().st_size / 1e6:.0f} MB; an artifact's source has at most "
                 f"{_MOST_BYTES / 1e6:.0f} MB"
             )
+            self.outside[file] = written
         elif not Path(written).is_absolute() and is_within(spelled := Path(os.path.normpath(written)).as_posix()):
             self.files.setdefault(spelled, file.read_bytes())  # where the same relative path finds it
 
     def _take(self, file: Path, root: Path, without: Collection[Path]) -> bool:
         """Copy a file unless it is private; False if it is too large."""
         place = file.relative_to(root)
-        if place.as_posix() in self.files or _private(file, root, without) is not None:
+        if _private(file, root, without) is not None:
+            return True
+        if (content := self.files.get(place.as_posix())) is not None:
+            self.origins.setdefault(file, content)
             return True
         if self._bytes() + file.stat().st_size > _MOST_BYTES or len(self.files) >= _MOST_FILES:
             return False
-        self.files[place.as_posix()] = file.read_bytes()
+        self.files[place.as_posix()] = self.origins[file] = file.read_bytes()
         return True
 
 
@@ -228,13 +251,18 @@ class _Needed:
         files: by their path under the root or the working directory; the root takes precedence.
         modules: paths of the modules among them.
         named: data files and folders of the root whose path is a text in the code.
+        nearby: those of the working directory, outside of the root.
         missing: imported modules that are elsewhere.
+        origins, outside: see `SourceFiles`.
     """
 
     def __init__(self, first: Path, text: str, root: Path, name: str) -> None:
         self.files: dict[str, bytes] = {}
         self.named: dict[Path, None] = {}
+        self.nearby: dict[Path, None] = {}
         self.missing: list[str] = []
+        self.origins: dict[Path, bytes] = {}
+        self.outside: dict[Path, str] = {}
         self._root, self._roots = root, [root, Path.cwd().resolve()]
         waiting, seen = [(first, text)], {first}
         while waiting:
@@ -242,8 +270,10 @@ class _Needed:
             base = next((candidate for candidate in self._roots if path.is_relative_to(candidate)), None)
             if base is None:
                 self.missing.append(f"it imports {path}, which is outside of its folder {root}")
+                self.outside[path] = str(path)
                 continue
-            self.files.setdefault(path.relative_to(base).as_posix(), text.encode())
+            self.origins[path] = text.encode()
+            self.files.setdefault(path.relative_to(base).as_posix(), self.origins[path])
             tree = ast.parse(text, str(path))
             self._take_listed(tree, path, base)
             self.named |= dict.fromkeys(self._named(tree, path))
@@ -269,7 +299,8 @@ class _Needed:
                 )
             if not target.is_file():
                 raise ProgramError(f"{path}: {FILES} names {further!r}, which does not exist")
-            self.files.setdefault(target.relative_to(base).as_posix(), target.read_bytes())
+            self.origins[target] = target.read_bytes()
+            self.files.setdefault(target.relative_to(base).as_posix(), self.origins[target])
 
     def _named(self, tree: ast.Module, path: Path) -> Iterator[Path]:
         for node in ast.walk(tree):
@@ -280,16 +311,20 @@ class _Needed:
             for base in dict.fromkeys((path.parent, *self._roots)):
                 places = (base / text, base / text.rpartition("/")[0])  # `f"facts/{topic}.txt"` names the folder
                 target = next((place for place in places if os.path.exists(place)), base).resolve()
-                inside = self._root in target.parents and target not in path.parents
-                if inside and target.suffix not in _CODE and not _is_environment(target):
+                if target in path.parents or target.suffix in _CODE or _is_environment(target):
+                    continue
+                if self._root in target.parents:
                     yield target
+                elif self._roots[-1] in target.parents and not self._root.is_relative_to(target):
+                    self.nearby[target] = None
 
     def _take_artifact(self) -> None:
         """What an artifact's source has is carried on."""
         artifact = around(self._root / "_")
         if artifact is not None and self._root == artifact[0] / SOURCE:
             for place in (artifact[1].get("source") or {}).get("files") or {}:
-                self.files.setdefault(place, (self._root / place).read_bytes())
+                self.origins[self._root / place] = (self._root / place).read_bytes()
+                self.files.setdefault(place, self.origins[self._root / place])
 
 
 def _packages_of(path: Path, base: Path) -> Iterator[Path]:

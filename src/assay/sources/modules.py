@@ -26,7 +26,7 @@ from typing import Any
 
 from assay.sources.artifact_code import around, check_source
 from assay.sources.opened import notice, watching
-from assay.sources.relative import find_files_of
+from assay.sources.relative import find_files_of, of_sender
 
 PREFIX = "assay_source_"
 _lock = threading.RLock()
@@ -179,8 +179,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _namespace(root: Path) -> _Namespace:
     """Namespace of a root; a new one if a file that it ran has changed."""
     with _lock:
-        if not any(finder is _Finder for finder in sys.meta_path):
-            sys.meta_path.insert(0, _Finder)
+        _find_private()
         root = root.resolve()
         namespace = _current.pop(root, None)
         if namespace is None or not namespace.fresh():
@@ -190,6 +189,26 @@ def _namespace(root: Path) -> _Namespace:
             _namespaces[namespace.name] = namespace
         _current[root] = namespace
         return namespace
+
+
+def _find_private() -> None:
+    if not any(finder is _Finder for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder)
+
+
+def private_roots() -> dict[str, str]:
+    """Folders of the modules from files, by the private names of their packages."""
+    with _lock:
+        return {name: str(namespace.root) for name, namespace in _namespaces.items()}
+
+
+def mount(name: str, root: Path) -> None:
+    """Makes the modules of a folder those of a private package of another process, which has them in its own folder."""
+    with _lock:
+        _find_private()
+        if name not in _namespaces:
+            root = root.resolve()
+            _namespaces[name] = _current[root] = _Namespace(root, name)
 
 
 def root_of(path: Path) -> Path:
@@ -211,7 +230,7 @@ def load_source(path: str | Path) -> ModuleType:
         ArtifactError: the file is in an artifact that does not list it, or that is not trusted.
         Exception: any exception of the file.
     """
-    file = Path(path).resolve()
+    file = of_sender(path).resolve()
     if not file.is_file():
         raise NoSuchFile(f"no such file: {path}")
     root = root_of(file)

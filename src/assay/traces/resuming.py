@@ -21,24 +21,26 @@ from assay.traces.store.listing import run_folder
 _REASON = "interrupted: the process ended before the rollout did"
 
 
-def close_running(store: Store, key: str) -> int:
+def close_running(store: Store, key: str) -> list[str]:
     """Set abandoned rollouts of a job from `running` to `error` with the failure kind `cap`.
 
     Args:
         key: Prefix of the ids of the job's runs. The caller must hold the job's lock.
     Returns:
-        Number of closed rollouts.
+        Ids of their tasks.
     """
     store.flush()
     return _close(store, key)
 
 
-def _close(store: Store, key: str) -> int:
+def _close(store: Store, key: str) -> list[str]:
     r = schema.rollouts
     abandoned = (r.c.run_id >= key, r.c.run_id < key + "\U0010ffff", r.c.status == "running")
     values = {"status": "error", "error": _REASON, "failure": FailureKind.CAP.value, "ended_at": time.time()}
     with store.changing() as connection:
-        return int(connection.execute(sa.update(r).where(*abandoned).values(**values)).rowcount)
+        tasks = connection.execute(sa.select(r.c.task_id).where(*abandoned)).scalars().all()
+        connection.execute(sa.update(r).where(*abandoned).values(**values))
+    return sorted({task for task in tasks if task})
 
 
 def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded) -> None:

@@ -1,0 +1,121 @@
+"""What a job sends to the hosts of a Ray cluster: its program, its rubric, and the files that both need.
+
+Does not talk to Ray: `assay.evaluation.executors` does.
+"""
+
+import os
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.deployment import Artifact, load_artifact
+from assay.deployment.artifact import built_from, source_of
+from assay.errors import ProgramError
+from assay.jobs.groups import ProgramJob
+from assay.jobs.rubric_files import judge_files
+from assay.models.roles import is_embedded
+from assay.programs import program_state, program_version, restore_program
+from assay.programs.loading import BuiltFromTasks
+from assay.rubrics import Rubric
+from assay.sources.files import SourceFiles
+from assay.sources.relative import of_sender
+from assay.sources.shipping import Shipment, shipment
+
+
+class Consignment:
+    """The program of a job, and the files that it, the rubric's checks and the judges need.
+
+    Args:
+        program: as it was loaded.
+        name: of the program.
+        is_object: whether it is an object of the user's, which the name does not load.
+        artifact: that it was loaded from.
+    """
+
+    def __init__(
+        self, config: ProgramJob, rubric: Rubric, program: dspy.Module, name: str, *,
+        is_object: bool, artifact: Artifact | None,
+    ) -> None:  # fmt: skip
+        self.config, self.rubric, self.loaded, self.name = config, rubric, program, name
+        self.is_object, self.artifact = is_object, artifact
+
+    def packed(self, program: dspy.Module) -> Callable[[], dspy.Module]:
+        """A function without arguments that returns the program on a host.
+
+        There the program is built from its name and state, so that its constructor opens files and clients of the
+        host. A program that this would not reproduce travels as it is.
+        """
+        if self.is_object or not self._is_rebuilt(program):
+            return partial(_itself, program)
+        if self.artifact is not None:
+            return partial(_of_artifact, str(self.artifact.path.resolve()), program_state(program))
+        config = built_from(self.loaded) if isinstance(type(self.loaded), BuiltFromTasks) else {}
+        return partial(_of_name, self.name, config, program_state(program))
+
+    def _is_rebuilt(self, program: dspy.Module) -> bool:
+        """Whether the state has all that differs between a program and the one that was loaded."""
+        try:
+            rebuilt = restore_program(self.name, {}, program_state(program), self.loaded)
+        except ProgramError:
+            return False
+        own = [part.lm for part in rebuilt.predictors()]
+        return (
+            type(rebuilt) is type(program)
+            and program_version(rebuilt, None) == program_version(program, None)
+            and all(lm is other.lm for lm, other in zip(own, program.predictors(), strict=True))
+        )
+
+    def shipment(self, named: Collection[tuple[str, str]]) -> Shipment:
+        """The files that are needed on a host.
+
+        Args:
+            named: module and name of the classes and functions that are sent by reference.
+        Raises:
+            ConfigError: they are too large.
+        """
+        data = Path(self.config.data).resolve() if isinstance(self.config.data, str) else None
+        without = [data] if data is not None and data.exists() else []
+        sources = [source_of(self.loaded, self.name, data=data), self._judges()]
+        for module, attribute in sorted(named):
+            source = SourceFiles()
+            source.add(f"{module}:{attribute}", module, attribute, without=without)
+            sources.append(source)
+        together = SourceFiles()
+        for source in sources:
+            together.origins |= source.origins
+            together.outside |= source.outside
+        if self.artifact is not None:
+            folder = self.artifact.path.resolve()
+            together.origins.setdefault(folder / "manifest.json", (folder / "manifest.json").read_bytes())
+        return shipment(together, [module for module, _ in named], without=without, variables=self._variables())
+
+    def _judges(self) -> SourceFiles:
+        return judge_files(c.judge.use for c in self.rubric.criteria if c.judge is not None and c.judge.use)
+
+    def _variables(self) -> list[str]:
+        """Environment variables with the keys of the job's models, as far as this process has them."""
+        names = dict[str, None]()
+        program = (self.config.model_name, self.config.api_base, self.config.api_key_env)
+        for model, address, variable in (program, self.config.endpoints.get("judge", program)):
+            model = model or self.config.model_name
+            if variable is not None:
+                names[variable] = None
+            elif not (address or self.config.api_base or is_embedded(model)):
+                names[f"{model.partition('/')[0].upper()}_API_KEY"] = None
+        return [name for name in names if os.environ.get(name)]
+
+
+def _itself(program: dspy.Module) -> dspy.Module:
+    return program
+
+
+def _of_name(name: str, config: dict[str, Any], state: dict[str, Any]) -> dspy.Module:
+    return restore_program(name, config, state)
+
+
+def _of_artifact(path: str, state: dict[str, Any]) -> dspy.Module:
+    artifact = load_artifact(of_sender(path))
+    return restore_program(artifact.manifest["program"], artifact.manifest["config"], state, artifact.program)

@@ -1,0 +1,213 @@
+"""The files of a job on another machine: what its code needs, each at the path that it has here, below one folder.
+
+Carried are the files that an artifact would contain (`assay.sources.files`), and those below the working directory that
+the code opens by a relative path. The other machine works in the folder that stands for the working directory. Modules
+from files keep their private names, so that objects pickled by reference find their classes, and a path that the code
+has as an absolute one is found below the folder (`assay.sources.relative`). Files that are not carried, and installed
+modules, must be the same there: `Shipment.differences` compares what both machines see.
+"""
+
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assay.errors import ConfigError
+from assay.sources.artifact_code import around
+from assay.sources.files import FILES, SourceFiles, is_user_file
+from assay.sources.modules import mount, private_roots
+from assay.sources.opened import is_written, unfit
+from assay.sources.relative import find_files_of_sender
+
+_MOST_BYTES = 200 * 2**20  # bytes of all files; they are in memory on every machine
+_NAMED = 5  # files that a message lists
+_INSTALLED = ("dspy", "litellm")  # besides the modules of the job: what sends and parses the calls
+ABSENT = ""  # hash of a file that does not exist
+
+
+@dataclass
+class Shipment:
+    """What another machine needs to run the code of a job.
+
+    Attributes:
+        files: contents by absolute path.
+        elsewhere: hashes of files that it must have itself, by absolute path.
+        installed: hashes or versions of installed modules that it must have, by name.
+        folder: the working directory.
+        roots: folders of the modules from files, by private name.
+        path: folders of the user's on `sys.path`.
+        variables: environment variables that it must have.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    installed: dict[str, str] = field(default_factory=dict)
+    folder: str = field(default_factory=os.getcwd)
+    roots: dict[str, str] = field(default_factory=dict)
+    path: list[str] = field(default_factory=list)
+    variables: Sequence[str] = ()
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """What both machines must see: hashes of files by path, and of installed modules by name."""
+        return {
+            **{path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()},
+            **self.elsewhere,
+            **self.installed,
+        }
+
+    def differences(self, seen: Mapping[str, str]) -> list[str]:
+        """What another machine sees otherwise, as texts.
+
+        Args:
+            seen: as `hashes`, on the other machine.
+        """
+        return [
+            f"{name} {'is missing' if seen.get(name, ABSENT) == ABSENT else 'is another one'} there"
+            for name, value in self.hashes.items()
+            if seen.get(name, ABSENT) != value
+        ]
+
+
+def shipment(
+    sources: SourceFiles, modules: Iterable[str], *, without: Collection[Path] = (), variables: Sequence[str] = ()
+) -> Shipment:
+    """What the code of a job needs on another machine.
+
+    Args:
+        sources: its files.
+        modules: names of its modules.
+        without: files that are not sent, such as the data.
+        variables: see `Shipment`.
+    Raises:
+        ConfigError: the files are too large.
+    """
+    files, elsewhere = dict(sources.origins), dict[str, str]()
+    for artifact in {found[0] for path in sources.origins if (found := around(path)) is not None}:
+        files |= {path: path.read_bytes() for path in artifact.rglob("*") if _is_part(path)}
+    for path, written in sources.outside.items():
+        if path in without or unfit(Path(path.name)) is not None or is_written(path):
+            continue
+        if path.is_relative_to(Path.cwd().resolve()) and not os.path.isabs(written):
+            files[path] = path.read_bytes()
+        else:
+            elsewhere[str(path)] = _hash_of(path)
+    _check_size(files)
+    found = set(map(str, files))
+    return Shipment(
+        files={str(path): content for path, content in sorted(files.items())},
+        elsewhere=elsewhere,
+        installed={name: _hash_of_module(name) for name in sorted({*modules, *_INSTALLED}) if _is_installed(name)},
+        roots=private_roots(),
+        path=[
+            folder
+            for folder in dict.fromkeys(map(os.path.abspath, sys.path))
+            if "site-packages" not in folder and any(file.startswith(f"{folder}{os.sep}") for file in found)
+        ],
+        variables=variables,
+    )
+
+
+def _is_part(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__"
+
+
+def _check_size(files: Mapping[Path, bytes]) -> None:
+    if (size := sum(map(len, files.values()))) > _MOST_BYTES:
+        raise ConfigError(
+            f"the files of the program have {size / 2**20:.0f} MiB together, and at most {_MOST_BYTES // 2**20} MiB "
+            f"are sent to other machines. The largest: {largest(files)}. Files at the same absolute path on every "
+            "machine are not sent"
+        )
+
+
+def largest(files: Mapping[Path, bytes]) -> str:
+    """The largest of some files with their sizes, for a message."""
+    sizes = sorted(((len(content), str(path)) for path, content in files.items()), reverse=True)
+    return ", ".join(f"{path} ({size / 2**20:.1f} MiB)" for size, path in sizes[:_NAMED])
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module comes from an installed package, and neither from Python itself nor from a file of the user."""
+    module = sys.modules.get(name)
+    if name.partition(".")[0] in sys.stdlib_module_names or name == "__main__" or module is None:
+        return False
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_user_file(Path(file))
+
+
+def _hash_of_module(name: str) -> str:
+    """Version of a package of `_INSTALLED`, hash of the file of another module; empty if it is not installed."""
+    try:
+        if name in _INSTALLED:
+            return importlib.metadata.version(name)
+        return _hash_of(Path(str(importlib.import_module(name).__file__)))
+    except (ImportError, importlib.metadata.PackageNotFoundError):
+        return ABSENT
+
+
+def _hash_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ABSENT
+
+
+class Delivery:
+    """A shipment on the other machine, in a temporary folder."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="assay-")).resolve()
+        self._missed: set[str] = set()
+
+    def unpack(self, sent: Shipment) -> None:
+        """Writes the files, and makes this process work with them."""
+        for path, content in sent.files.items():
+            place = self._place(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        folder = self._place(sent.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        self._missed = find_files_of_sender(self.home)
+        for name, root in sent.roots.items():
+            mount(name, self._place(root))
+        sys.path[:0] = [place for path in sent.path if (place := str(self._place(path))) not in sys.path]
+        importlib.invalidate_caches()
+
+    def seen(self, sent: Shipment) -> dict[str, str]:
+        """See `Shipment.hashes`."""
+        return {
+            **{path: _hash_of(self._place(path)) for path in sent.files},
+            **{path: _hash_of(Path(path)) for path in sent.elsewhere},
+            **{name: _hash_of_module(name) for name in sent.installed},
+        }
+
+    def missed(self) -> list[str]:
+        """Paths on the sender of files that the code asked for and that are neither here nor were sent; each once."""
+        missed = sorted(self._missed)
+        self._missed.difference_update(missed)
+        return missed
+
+    def remove(self) -> None:
+        os.chdir(tempfile.gettempdir())
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _place(self, path: str) -> Path:
+        return self.home / Path(path).relative_to(Path(path).anchor)
+
+
+def not_sent(missed: Iterable[str]) -> str | None:
+    """The first file that code on another machine asked for and that only this machine has, with what to do about it;
+    None if there is none. Private files and files that a program wrote are not sent."""
+    for name in missed:
+        path = Path(name)
+        if is_user_file(path) and unfit(Path(path.name)) is None and not is_written(path):
+            return f"{path}, which was not sent: put it into the program's folder, and list it in {FILES} of its module"
+    return None
