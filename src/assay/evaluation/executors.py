@@ -500,7 +500,10 @@ class RayExecutor:
                         "every host of the Ray cluster is gone; what was finished is in the store. "
                         "Continue with `resume=True`"
                     )
-                for reference in self.ray.wait([*working, *starting], num_returns=1)[0]:
+                ended, _ = self.ray.wait([*working, *starting], num_returns=1, timeout=_EXCHANGE_S)
+                if (fault := next((each.fault for each in self._exchanges.values() if each.fault), None)) is not None:
+                    raise fault
+                for reference in ended:
                     if reference in starting:
                         process = starting.pop(reference)
                         ready = self._is_ready(reference, process)

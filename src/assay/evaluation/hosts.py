@@ -237,7 +237,7 @@ class Exchange:
         self._flights: dict[int, tuple[Flight, Sent]] = {}
         self._without_row: dict[str, list[tuple[Sent, Reservation]]] = defaultdict(list)  # by rollout
         self._closed = threading.Event()
-        self.error: BaseException | None = None
+        self.fault: BaseException | None = None  # ends the evaluation
         self._thread = threading.Thread(target=self._work, name="assay-host", daemon=True)
         self._thread.start()
 
@@ -248,13 +248,17 @@ class Exchange:
 
     def _work(self) -> None:
         answers: Answers = {}
-        try:
-            while not self._closed.is_set():
-                answers = self._answered(self._exchange(answers))
-        except BaseException as error:  # the host is gone, which the executor finds out by itself; or a fault of ours
-            self.error = error
-        finally:
-            self._lose()
+        while not self._closed.is_set():
+            try:
+                messages = self._exchange(answers)
+            except Exception:  # the host is gone, which the executor finds out by itself
+                break
+            try:
+                answers = self._answered(messages)
+            except BaseException as error:  # such as a store that takes no rows; the calls of the host wait for ever
+                self.fault = error
+                break
+        self._lose()
 
     def _answered(self, messages: list[Message]) -> Answers:
         meter, answers = self.session.meter, dict[int, Sent | BaseException | None]()
@@ -279,7 +283,7 @@ class Exchange:
         inside = [self._flights[number][0] for number in asked.inside if number in self._flights]
         try:
             sent = self.session.meter.begun(flight, asked.key, inside=inside, owner=asked.owner)
-        except Exception as error:
+        except BaseException as error:  # a cap, a cancelled run: raised in the host's call
             return error
         if sent is not None:
             self._flights[asked.number] = (flight, sent)
