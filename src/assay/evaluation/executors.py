@@ -378,9 +378,10 @@ class RayExecutor:
         self._checked: set[str] = set()  # paths that a host missed
         self._absent: str | None = None  # the first of them that this process has
         self.hosts: list[_Process] = []
+        self._files, self._sent, self._program = Shipment(), list[Any](), None
         try:
             self._make, self._named = _pickled(make, "the rubric", ray)
-            alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
             self.hosts = [_Process(node, self._started(node)) for node in alive]
             self._load(program)
         except BaseException:
@@ -398,8 +399,12 @@ class RayExecutor:
         """Makes all hosts load a program, and checks that they see what this process sees."""
         self._evaluations += 1
         packed, named = _pickled(self.sender.packed(program), "the program", self.ray)
-        self._files = self.sender.shipment({*self._named, *named})
-        self._sent = [self.ray.put(part) for part in (self._files, self._make, packed)]
+        files = self.sender.shipment({*self._named, *named})
+        if files != self._files or not self._sent:
+            self._files, self._sent = files, [self.ray.put(files), self.ray.put(self._make)]
+        self._program = self.ray.put(packed)
+        for process in self.hosts:
+            process.alone, process.at_work, process.interrupted = False, 0, []
         waiting = {self._loading(process): process for process in self.hosts}
         while waiting:
             for reference in self.ray.wait(list(waiting), num_returns=1)[0]:
@@ -409,7 +414,7 @@ class RayExecutor:
 
     def _loading(self, process: _Process) -> Any:
         process.ready = False
-        return process.actor.load.remote(*self._sent, self._evaluations)
+        return process.actor.load.remote(*self._sent, self._program, self._evaluations)
 
     def _is_ready(self, reference: Any, process: _Process) -> bool:
         """Whether a process has loaded the program; if its node is dead, the host is lost.
@@ -420,7 +425,7 @@ class RayExecutor:
         """
         try:
             loaded: Loaded = self.ray.get(reference)
-        except self.ray.exceptions.RayActorError as error:
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.ActorUnschedulableError) as error:
             process.attempts += 1
             if not self._is_alive(process):
                 self.hosts.remove(process)
@@ -525,6 +530,8 @@ class RayExecutor:
                             yield task, self._record(report, session)
                         else:
                             process.interrupted.append(task)
+                    names = ", ".join(task.id for task in process.interrupted[:_NAMED])
+                    session.progress.say(f"a process of host {process.name} ended while it ran {names}; it is replaced")
                     starting[self._replaced(process)] = process
             if cap is not None:
                 raise cap
@@ -653,7 +660,7 @@ def _pickled(value: Any, what: str, ray: Any) -> tuple[bytes, set[tuple[str, str
     """
     named: set[tuple[str, str]] = set()
 
-    class Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc, name-defined]
+    class Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, part: Any) -> Any:
             if isinstance(part, type | FunctionType):
                 named.add((str(part.__module__), part.__qualname__))
