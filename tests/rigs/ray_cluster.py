@@ -82,11 +82,10 @@ def _joined(before: set[str]) -> str:
 @contextmanager
 def two_nodes(hidden: Path, *, cpus: int = 2) -> Iterator[tuple[Any, Node]]:
     """A cluster that this process is connected to, and its second node."""
-    from ray.cluster_utils import Cluster
-
     ray: Any = importlib.import_module("ray")
+    utilities: Any = importlib.import_module("ray.cluster_utils")
     head = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _SMALL}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = utilities.Cluster(initialize_head=True, head_node_args=head)
     node = None
     try:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")

@@ -362,6 +362,8 @@ class RayExecutor:
         except ImportError as error:
             raise MissingExtra("ray", "ray") from error
         self.ray: Any = ray
+        errors = ray.exceptions
+        self._gone = (errors.RayActorError, errors.ActorUnschedulableError, errors.ObjectLostError)
         self.sender, self.threads = sender, max(1, threads)
         self._began = not ray.is_initialized()
         if self._began:
@@ -425,7 +427,7 @@ class RayExecutor:
         """
         try:
             loaded: Loaded = self.ray.get(reference)
-        except (self.ray.exceptions.RayActorError, self.ray.exceptions.ActorUnschedulableError) as error:
+        except self._gone as error:
             process.attempts += 1
             if not self._is_alive(process):
                 self.hosts.remove(process)
@@ -566,12 +568,11 @@ class RayExecutor:
 
     def _fetch(self, reference: Any) -> Report | None:
         """A host's report; None where its process ended."""
-        errors = self.ray.exceptions
         try:
             return self.ray.get(reference)
-        except errors.RayTaskError as error:
+        except self.ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, BaseException) else ModelError(str(error)) from error
-        except errors.RayActorError:
+        except self._gone:
             return None
 
     def _record(self, report: Report, session: Session) -> ScoredRun:
