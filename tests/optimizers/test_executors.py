@@ -194,7 +194,7 @@ def test_a_program_its_checks_and_judges_are_sent_as_folders(
     [
         ("import os\nif '/assay-' in __file__:\n    raise OSError('no display')\n", r"odd\.py.*OSError: no display"),
         ("open('{hidden}/elsewhere.txt').read()\n", r"does not see.*elsewhere\.txt is missing there"),
-        ("", r"looked for .*0\.txt, which was not sent: put it into the program's folder"),
+        ("", r"looked for .*\d\.txt, which was not sent: put it into the program's folder"),
     ],
     ids=["import", "elsewhere", "computed"],
 )

@@ -1,5 +1,6 @@
 """A Ray cluster of two nodes on this machine; the second does not see a folder of the first."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -26,8 +27,6 @@ class Node:
     def __init__(
         self, address: str, hidden: Path, *, cpus: int = 2, variables: Mapping[str, str | None] | None = None
     ) -> None:
-        import ray
-
         self.folder = hidden.parent / f"{hidden.name}-node-{time.monotonic_ns()}"
         self.folder.mkdir()
         start = f"exec ray start --address={address} --num-cpus={cpus} --object-store-memory={_SMALL} --block"
@@ -39,7 +38,7 @@ class Node:
         for name, value in (variables or {}).items():
             environment.pop(name, None)
             environment |= {} if value is None else {name: value}
-        before = {node["NodeID"] for node in ray.nodes()}
+        before = {node["NodeID"] for node in nodes()}
         self.process = subprocess.Popen(
             command, cwd=self.folder, env=environment, start_new_session=True, stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -57,6 +56,11 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def nodes() -> list[dict[str, Any]]:
+    ray: Any = importlib.import_module("ray")
+    return list(ray.nodes())
+
+
 def can_hide() -> bool:
     """Whether this system allows mounts in a namespace of the user's."""
     if shutil.which("unshare") is None:
@@ -66,11 +70,9 @@ def can_hide() -> bool:
 
 
 def _joined(before: set[str]) -> str:
-    import ray
-
     end = time.monotonic() + _START_S
     while time.monotonic() < end:
-        for node in ray.nodes():
+        for node in nodes():
             if node["Alive"] and node["NodeID"] not in before:
                 return str(node["NodeID"])
         time.sleep(0.1)
@@ -80,11 +82,10 @@ def _joined(before: set[str]) -> str:
 @contextmanager
 def two_nodes(hidden: Path, *, cpus: int = 2) -> Iterator[tuple[Any, Node]]:
     """A cluster that this process is connected to, and its second node."""
-    import ray
-    from ray.cluster_utils import Cluster
-
+    ray: Any = importlib.import_module("ray")
+    utilities: Any = importlib.import_module("ray.cluster_utils")
     head = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _SMALL}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = utilities.Cluster(initialize_head=True, head_node_args=head)
     node = None
     try:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")

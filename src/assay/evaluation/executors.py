@@ -350,6 +350,8 @@ class RayExecutor:
         except ImportError as error:
             raise MissingExtra("ray", "ray") from error
         self.ray: Any = ray
+        errors = ray.exceptions
+        self._gone = (errors.RayActorError, errors.ActorUnschedulableError, errors.ObjectLostError)
         self.sender, self.threads, self.caps = sender, max(1, threads), caps
         self._began = not ray.is_initialized()
         if self._began:
@@ -366,6 +368,7 @@ class RayExecutor:
         self._checked: set[str] = set()  # paths that a host missed
         self._absent: str | None = None  # the first of them that this process has
         self.hosts: list[_Process] = []
+        self._files, self._sent, self._program = Shipment(), list[Any](), None
         try:
             self._make, self._named = _pickled(make, "the rubric", ray)
             alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -386,8 +389,12 @@ class RayExecutor:
         """Makes all hosts load a program, and checks that they see what this process sees."""
         self._evaluations += 1
         packed, named = _pickled(self.sender.packed(program), "the program", self.ray)
-        self._files = self.sender.shipment({*self._named, *named})
-        self._sent = [self.ray.put(part) for part in (self._files, self._make, packed)]
+        files = self.sender.shipment({*self._named, *named})
+        if files != self._files or not self._sent:
+            self._files, self._sent = files, [self.ray.put(files), self.ray.put(self._make)]
+        self._program = self.ray.put(packed)
+        for process in self.hosts:
+            process.alone, process.at_work, process.interrupted = False, 0, []
         waiting = {self._loading(process): process for process in self.hosts}
         while waiting:
             for reference in self.ray.wait(list(waiting), num_returns=1)[0]:
@@ -397,7 +404,7 @@ class RayExecutor:
 
     def _loading(self, process: _Process) -> Any:
         process.ready = False
-        return process.actor.load.remote(*self._sent, self._evaluations)
+        return process.actor.load.remote(*self._sent, self._program, self._evaluations)
 
     def _is_ready(self, reference: Any, process: _Process) -> bool:
         """Whether a process has loaded the program; if its node is dead, the host is lost.
@@ -408,7 +415,7 @@ class RayExecutor:
         """
         try:
             loaded: Loaded = self.ray.get(reference)
-        except self.ray.exceptions.RayActorError as error:
+        except self._gone as error:
             process.attempts += 1
             if not self._is_alive(process):
                 self.hosts.remove(process)
@@ -534,6 +541,8 @@ class RayExecutor:
                             yield task, self._run(report)
                         else:
                             process.interrupted.append(task)
+                    names = ", ".join(task.id for task in process.interrupted[:_NAMED])
+                    session.progress.say(f"a process of host {process.name} ended while it ran {names}; it is replaced")
                     starting[self._replaced(process)] = process
             if cap is not None:
                 raise cap
@@ -567,12 +576,11 @@ class RayExecutor:
 
     def _fetch(self, reference: Any) -> Report | None:
         """A host's report; None where its process ended."""
-        errors = self.ray.exceptions
         try:
             return self.ray.get(reference)
-        except errors.RayTaskError as error:
+        except self.ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, BaseException) else ModelError(str(error)) from error
-        except errors.RayActorError:
+        except self._gone:
             return None
 
     def _check(self, recorded: Recorded) -> None:

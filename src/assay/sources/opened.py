@@ -70,7 +70,7 @@ def _noticed(event: str, arguments: tuple[Any, ...]) -> None:
     elif _writes(*arguments[1:]):
         _written.add(Path(os.path.abspath(os.fsdecode(path))))
         return
-    if file and not _of_client():
+    if file and not is_of_client():
         notice(file)
 
 
@@ -86,8 +86,8 @@ def databases_file(database: str) -> str | None:
     return None if name in ("", ":memory:") or "mode=memory" in database else name
 
 
-def _of_client() -> bool:
-    """Whether a language model's client or assay's own records open the file, called by the program or not."""
+def is_of_client() -> bool:
+    """Whether a language model's client or assay's own records open a file now, called by the program or not."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

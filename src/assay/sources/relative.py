@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from assay.sources.opened import databases_file
+from assay.sources.opened import databases_file, is_of_client
 
 _homes: dict[str, Path] = {}  # prefix of the modules' names -> folder `source` of their artifact
 _senders: dict[Path, set[str]] = {}  # folder of another machine's files -> paths there that were asked for in vain
@@ -131,6 +131,8 @@ def _beside(path: Any) -> Any:
 
 def _note_missed(path: str) -> None:
     """Notes a path that does not exist, as it is on the machine that sent the files."""
+    if not _senders or is_of_client():
+        return
     for home, missed in _senders.items():
         if len(missed) < _MOST_MISSED:
             inside = path.startswith(f"{home}{os.sep}")

@@ -89,8 +89,8 @@ def shipment(
         ConfigError: the files are too large.
     """
     files, elsewhere = dict(sources.origins), dict[str, str]()
-    for artifact in {found[0] for path in sources.origins if (found := around(path)) is not None}:
-        files |= {path: path.read_bytes() for path in artifact.rglob("*") if _is_part(path)}
+    for folder in {artifact[0] for path in sources.origins if (artifact := around(path)) is not None}:
+        files |= {path: path.read_bytes() for path in folder.rglob("*") if _is_part(path)}
     for path, written in sources.outside.items():
         if path in without or unfit(Path(path.name)) is not None or is_written(path):
             continue
@@ -99,7 +99,6 @@ def shipment(
         else:
             elsewhere[str(path)] = _hash_of(path)
     _check_size(files)
-    found = set(map(str, files))
     return Shipment(
         files={str(path): content for path, content in sorted(files.items())},
         elsewhere=elsewhere,
@@ -108,7 +107,7 @@ def shipment(
         path=[
             folder
             for folder in dict.fromkeys(map(os.path.abspath, sys.path))
-            if "site-packages" not in folder and any(file.startswith(f"{folder}{os.sep}") for file in found)
+            if "site-packages" not in folder and any(str(path).startswith(f"{folder}{os.sep}") for path in files)
         ],
         variables=variables,
     )
@@ -167,18 +166,19 @@ class Delivery:
         self._missed: set[str] = set()
 
     def unpack(self, sent: Shipment) -> None:
-        """Writes the files, and makes this process work with them."""
+        """Writes the files that changed, and makes this process work with them."""
         for path, content in sent.files.items():
             place = self._place(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
-        folder = self._place(sent.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        os.chdir(folder)
+            if not place.is_file() or place.read_bytes() != content:  # modules of a file that is written are run again
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content)
+        working = self._place(sent.folder)
+        working.mkdir(parents=True, exist_ok=True)
+        os.chdir(working)
         self._missed = find_files_of_sender(self.home)
         for name, root in sent.roots.items():
             mount(name, self._place(root))
-        sys.path[:0] = [place for path in sent.path if (place := str(self._place(path))) not in sys.path]
+        sys.path[:0] = [folder for folder in map(str, map(self._place, sent.path)) if folder not in sys.path]
         importlib.invalidate_caches()
 
     def seen(self, sent: Shipment) -> dict[str, str]:
