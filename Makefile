@@ -126,6 +126,7 @@ chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
 	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite
 	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_machines.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 100
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql --database
 
