@@ -11,7 +11,11 @@ import sqlalchemy as sa
 import assay
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress
+from assay.jobs.lock import job_lease
+from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
+from assay.optimizers.parameters import SearchConfig, Space, open_study
+from assay.support.addresses import DatabaseAddress
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.leases import LostLease, acquire
@@ -62,6 +66,39 @@ def test_a_job_that_was_killed_is_resumed_at_once_where_it_ran(where: str) -> No
         store.put_run(first.run_id, kind="train", config=CONFIG, status="running", started_at=1.0)
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=where, resume=True) as second:
         assert second.run_id == first.run_id
+
+
+def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(where) as store:
+        engine, home = store.engine, Path(".assay")
+        with job_lease(engine, store.id, home, "x"):
+            (lock,) = (home / "runs").glob("*.lock")
+            lock.unlink()  # as if the file system did not lock
+            monkeypatch.setattr("assay.jobs.lock.this_machine", lambda: "another one")
+            with pytest.raises(ConfigError, match="running already"), job_lease(engine, store.id, home, "x"):
+                pass
+        with job_lease(engine, store.id, home, "x"):  # it was given back
+            pass
+
+
+def test_who_lost_a_job_tells_its_study_nothing(where: str) -> None:
+    space = Space(programs=["p"], acting={"p": ["temperature"]})
+    with Store(where) as old:
+        lease = acquire(old.engine, "job:x", 60.0)
+        assert lease is not None
+        old.belong_to(lease)
+        url = DatabaseAddress.of("studies.db").url
+        study = open_study("s", url, space, SearchConfig(), guard=lambda: check_lease(old))
+        told, lost = study.ask(), study.ask()
+        study.tell(told, 0.5)
+        with old.engine.begin() as connection:
+            connection.execute(sa.update(leases).values(token="of the next one"))
+        for change in (lambda: study.tell(lost, 1.0), lambda: lost.set_user_attr("a", 1), study.ask):
+            with pytest.raises(LostLease):
+                change()
+    assert [trial.state.name for trial in study.get_trials()] == ["COMPLETE", "RUNNING"]
 
 
 def test_who_lost_a_job_changes_nothing_and_its_answered_calls_are_kept(where: str) -> None:

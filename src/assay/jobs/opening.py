@@ -69,7 +69,7 @@ def open_run(
     with (
         ExitStack() as after,
         opened_store(store, progress) as opened,
-        job_lease(opened.engine, opened.id, home, config.key) as lease,
+        job_lease(opened.engine, opened.id, home, config.key, to_help=config.to_help) as lease,
     ):
         opened.belong_to(lease)
         if config.stored_salt is not None:
