@@ -61,8 +61,9 @@ def is_cut_off(job: Job, trial: Any, *, of_run: Callable[[str | None], bool]) ->
 
 
 def is_running(store: Store, run_id: str) -> bool:
-    """Whether a process holds the lease of the job of a run."""
-    return holder_of(store.engine, f"job:{run_id.rpartition('-')[0]}") is not None
+    """Whether a process holds the lease of a run: that of its job, or of the run itself if it is a part of another."""
+    names = run_id.rpartition("-")[0], run_id
+    return any(holder_of(store.engine, f"job:{name}") is not None for name in names)
 
 
 def await_members(job: Job) -> None:
