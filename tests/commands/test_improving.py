@@ -265,7 +265,7 @@ def test_an_improvement_is_resumed_with_its_own_store(job: dict[str, Any], monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(improving._Improvement, "_take", killed)
+        patch.setattr(improving, "compile_program", killed)
         with pytest.raises(KeyboardInterrupt):
             improve(job)
     with pytest.raises(ConfigError, match="begun on another store"):

@@ -86,7 +86,9 @@ def open_study(
                 )  # jitter: the processes must not retry at the same moment
     # a trial's numbers depend on its number alone: the same after a stop, others in another process
     study.sampler = _sampler(space, config)
-    expected = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
+    expected: dict[str, Any] = {
+        "space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives),
+    }  # fmt: skip
     trials = study.get_trials(
         deepcopy=False
     )  # read before the mark: a process marks a new study before its first trial
@@ -481,7 +483,8 @@ def running_trials(study: optuna.Study) -> list[Any]:
 
 def run_of(trial: Any) -> str | None:
     """Run of the process that works on a trial; None if it was killed before it said so."""
-    return trial.user_attrs.get(RUN)  # type: ignore[no-any-return]
+    run: str | None = trial.user_attrs.get(RUN)
+    return run
 
 
 def requeue_all(study: optuna.Study, cut_off: Callable[[Any], bool]) -> None:
