@@ -12,13 +12,18 @@ import assay
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress
 from assay.jobs.lock import job_lease
+from assay.jobs.members import settle_killed
 from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
+from assay.models import Caps
+from assay.models.cache import Ledger
 from assay.optimizers.parameters import SearchConfig, Space, open_study
 from assay.support.addresses import DatabaseAddress
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.leases import LostLease, acquire
+from assay.traces.store.listing import run_folder
+from assay.traces.store.shares import CapShare, members_of
 from assay.traces.store.tables import leases
 
 CONFIG = {"algorithm": "sft", "rows": 3}
@@ -81,6 +86,36 @@ def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
                 pass
         with job_lease(engine, store.id, home, "x"):  # it was given back
             pass
+
+
+@pytest.mark.parametrize("ledger", [False, True], ids=["on another machine", "on this machine"])
+def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool) -> None:
+    caps = Caps(calls=100)
+    with Store(where) as store:
+        for run in ("job-1", "helper-1"):
+            assert store.reserve_run(run, kind="tune", started_at=1.0)
+        leader, helper = CapShare(store.engine, "job-1", "job-1"), CapShare(store.engine, "job-1", "helper-1")
+        leader.reserve({"calls": 10}, caps)
+        helper.reserve({"calls": 3}, caps)
+        store.put_rollout(Rollout(id="r", run_id="helper-1", phase="search", status="running"))
+        store.put_transition("r", Transition(t=0, model="m", request={}, prompt_tokens=7, cost_usd=0.25))
+        store.flush()
+        if ledger:
+            file = Ledger(run_folder(store.url, "helper-1") / "calls.db")
+            answered, _ = file.send("aa", "search"), file.send("bb", "search")
+            answered.settle(prompt_tokens=7, completion_tokens=0, cost_usd=0.25, failed=False)
+            file.settled(answered)
+            file.close()
+        (begun,) = members_of(store.engine, "job-1")
+        settle_killed(store, "job-1")
+        (member,) = members_of(store.engine, "job-1")
+        used, killed = member.usage, store.rollout("r")
+        assert used is not None
+        assert (begun.usage, used.calls, used.prompt_tokens, used.cost_usd) == (None, 1, 7, 0.25)
+        assert member.unrecorded.calls == (1 if ledger else begun.calls - 1)
+        assert member.calls == 1 + member.unrecorded.calls
+        assert (killed.status, killed.failure) == ("error", FailureKind.CAP)
+        assert store.run_row("helper-1")["status"] == "failed"
 
 
 def test_who_lost_a_job_tells_its_study_nothing(where: str) -> None:

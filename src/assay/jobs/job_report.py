@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.errors import ConfigError
 from assay.support.report import Report, Table
 
 if TYPE_CHECKING:
@@ -129,3 +130,6 @@ class JoinReport(JobReport):
         yield from self.called()
         yield from self.limits()
         yield f"the result is that of run {self.leads}"
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
+        raise ConfigError(f"has no page: the process that leads the search, run {self.leads}, has it", field="report")

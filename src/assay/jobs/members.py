@@ -45,7 +45,7 @@ def lead(job: Job) -> None:
     Raises:
         BudgetExceeded: a cap is reached.
     """
-    settle_killed(job)
+    settle_killed(job.store, job.run_id)
     job.session.meter.shared = CapShare(job.store.engine, job.run_id, job.run_id)
     job.session.meter.check()
 
@@ -71,7 +71,7 @@ def await_members(job: Job) -> None:
     quiet_since: dict[str, float] = {}
     while True:
         now, waiting = time.monotonic(), False
-        for member in _begun(job):
+        for member in _begun(job.store, job.run_id):
             if is_running(job.store, member.run_id):
                 quiet_since.pop(member.run_id, None)
             since = quiet_since.setdefault(member.run_id, now)
@@ -79,26 +79,30 @@ def await_members(job: Job) -> None:
         if not waiting:
             break
         time.sleep(_PAUSE_S)
-    settle_killed(job)
+    settle_killed(job.store, job.run_id)
 
 
-def settle_killed(job: Job) -> None:
-    """Counts what killed processes have used, and ends their runs. Calls that they may have made are unrecorded."""
-    for member in _begun(job):
-        if is_running(job.store, member.run_id):
+def settle_killed(store: Store, run_id: str) -> None:
+    """Counts what killed processes have used, and ends their runs. Calls that they may have made are unrecorded.
+
+    Args:
+        run_id: of the process that leads the job.
+    """
+    for member in _begun(store, run_id):
+        if is_running(store, member.run_id):
             continue
-        phases, unrecorded = _used(job.store, member)
-        CapShare(job.store.engine, job.run_id, member.run_id).end(phases, unrecorded)
-        close_running(job.store, member.run_id)
+        phases, unrecorded = _used(store, member)
+        CapShare(store.engine, run_id, member.run_id).end(phases, unrecorded)
+        close_running(store, member.run_id)
         r = schema.runs
-        with job.store.changing() as connection:
+        with store.changing() as connection:
             ended = sa.update(r).where(r.c.id == member.run_id, r.c.status == "running")
             values = {"status": "failed", "ended_at": time.time(), "unseen": unrecorded.seen}
             connection.execute(ended.values(**values))
 
 
-def _begun(job: Job) -> list[Member]:
-    return [member for member in members_of(job.store.engine, job.run_id) if member.usage is None]
+def _begun(store: Store, run_id: str) -> list[Member]:
+    return [member for member in members_of(store.engine, run_id) if member.usage is None]
 
 
 def _used(store: Store, member: Member) -> tuple[dict[str, Usage], Unrecorded]:
