@@ -33,6 +33,7 @@ _WHERE = {
     "improve": "assay.commands.improve",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
+    "join_tune": "assay.commands.tune",
     "load": "assay.jobs.loading",
     "load_judge": "assay.jobs.loading",
     "load_rubric": "assay.jobs.loading",
@@ -66,7 +67,7 @@ if TYPE_CHECKING:  # `as` makes them public to type checkers
     from assay.commands.run import run as run
     from assay.commands.train import train as train
     from assay.commands.train_sft import train_sft as train_sft
-    from assay.commands.tune import tune as tune
+    from assay.commands.tune import join_tune as join_tune, tune as tune
     from assay.datasets import Task as Task, load_tasks as load_tasks
     from assay.errors import AssayError as AssayError
     from assay.jobs.loading import (

@@ -260,6 +260,19 @@ def test_what_a_killed_job_left_before_its_state_is_removed(
     assert not STATE.exists()
 
 
+def test_an_improvement_is_resumed_with_its_own_store(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(improving, "compile_program", killed)
+        with pytest.raises(KeyboardInterrupt):
+            improve(job)
+    with pytest.raises(ConfigError, match="begun on another store"):
+        improve(job, resume=True, store=".assay/other.db")
+    assert notes(improve(job, resume=True)) == ["far enough"]
+
+
 def test_an_artifact_leaves_the_files_in_its_place(job: dict[str, Any], server: ChatServer) -> None:
     Path("mine").mkdir()
     Path("mine/thesis").touch()

@@ -11,10 +11,19 @@ import sqlalchemy as sa
 import assay
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress
+from assay.jobs.lock import job_lease
+from assay.jobs.members import settle_killed
+from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
+from assay.models import Caps
+from assay.models.cache import Ledger
+from assay.optimizers.parameters import SearchConfig, Space, open_study
+from assay.support.addresses import DatabaseAddress
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.leases import LostLease, acquire
+from assay.traces.store.listing import run_folder
+from assay.traces.store.shares import CapShare, members_of
 from assay.traces.store.tables import leases
 
 CONFIG = {"algorithm": "sft", "rows": 3}
@@ -62,6 +71,69 @@ def test_a_job_that_was_killed_is_resumed_at_once_where_it_ran(where: str) -> No
         store.put_run(first.run_id, kind="train", config=CONFIG, status="running", started_at=1.0)
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=where, resume=True) as second:
         assert second.run_id == first.run_id
+
+
+def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(where) as store:
+        engine, home = store.engine, Path(".assay")
+        with job_lease(engine, store.id, home, "x"):
+            (lock,) = (home / "runs").glob("*.lock")
+            lock.unlink()  # as if the file system did not lock
+            monkeypatch.setattr("assay.jobs.lock.this_machine", lambda: "another one")
+            with pytest.raises(ConfigError, match="running already"), job_lease(engine, store.id, home, "x"):
+                pass
+        with job_lease(engine, store.id, home, "x"):  # it was given back
+            pass
+
+
+@pytest.mark.parametrize("ledger", [False, True], ids=["on another machine", "on this machine"])
+def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool) -> None:
+    caps = Caps(calls=100)
+    with Store(where) as store:
+        for run in ("job-1", "helper-1"):
+            assert store.reserve_run(run, kind="tune", started_at=1.0)
+        leader, helper = CapShare(store.engine, "job-1", "job-1"), CapShare(store.engine, "job-1", "helper-1")
+        leader.reserve({"calls": 10}, caps)
+        helper.reserve({"calls": 3}, caps)
+        store.put_rollout(Rollout(id="r", run_id="helper-1", phase="search", status="running"))
+        store.put_transition("r", Transition(t=0, model="m", request={}, prompt_tokens=7, cost_usd=0.25))
+        store.flush()
+        if ledger:
+            file = Ledger(run_folder(store.url, "helper-1") / "calls.db")
+            answered, _ = file.send("aa", "search"), file.send("bb", "search")
+            answered.settle(prompt_tokens=7, completion_tokens=0, cost_usd=0.25, failed=False)
+            file.settled(answered)
+            file.close()
+        (begun,) = members_of(store.engine, "job-1")
+        settle_killed(store, "job-1")
+        (member,) = members_of(store.engine, "job-1")
+        used, killed = member.usage, store.rollout("r")
+        assert used is not None
+        assert (begun.usage, used.calls, used.prompt_tokens, used.cost_usd) == (None, 1, 7, 0.25)
+        assert member.unrecorded.calls == (1 if ledger else begun.calls - 1)
+        assert member.calls == 1 + member.unrecorded.calls
+        assert (killed.status, killed.failure) == ("error", FailureKind.CAP)
+        assert store.run_row("helper-1")["status"] == "failed"
+
+
+def test_who_lost_a_job_tells_its_study_nothing(where: str) -> None:
+    space = Space(programs=["p"], acting={"p": ["temperature"]})
+    with Store(where) as old:
+        lease = acquire(old.engine, "job:x", 60.0)
+        assert lease is not None
+        old.belong_to(lease)
+        url = DatabaseAddress.of("studies.db").url
+        study = open_study("s", url, space, SearchConfig(), guard=lambda: check_lease(old))
+        told, lost = study.ask(), study.ask()
+        study.tell(told, 0.5)
+        with old.engine.begin() as connection:
+            connection.execute(sa.update(leases).values(token="of the next one"))
+        for change in (lambda: study.tell(lost, 1.0), lambda: lost.set_user_attr("a", 1), study.ask):
+            with pytest.raises(LostLease):
+                change()
+    assert [trial.state.name for trial in study.get_trials()] == ["COMPLETE", "RUNNING"]
 
 
 def test_who_lost_a_job_changes_nothing_and_its_answered_calls_are_kept(where: str) -> None:

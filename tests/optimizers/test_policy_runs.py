@@ -30,6 +30,7 @@ from assay.optimizers.finetuning.sources import Rollouts
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.traces import Recorder, Store
 from assay.traces.store.evaluations import evaluations_of
+from assay.traces.store.shares import members_of
 
 SMALL = {
     "steps": 4,
@@ -271,6 +272,7 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
         "--prompt-format", "lean", "--steps", "2", "--prompts-per-step", "2", "--num-generations", "4",
         "--per-device-batch-size", "2", "--lora-r", "2", "--max-completion", "8",
         "--evaluate-every", "1", "--eval-tasks", "2", "--val-size", "2", "--test-size", "2", "--json",
+        "--max-calls", "500",
     ]  # fmt: skip
     Path("two.yaml").write_text(
         "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n"
@@ -283,7 +285,18 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
     assert report["rollouts"] == 16  # of both
     assert set(report["curves"]["held_out_greedy"]) == {"0", "1", "2"}
     assert Path(report["path"]).is_dir()
-    assert Path(".assay/rank-1/assay.db").exists()
+    with Store() as store:
+        trained = [rollout for rollout in store.rollouts() if rollout.phase == "train"]
+        first, second = sorted({rollout.run_id for rollout in trained}, key=len)
+        assert len(trained) == 16
+        assert len({rollout.group_id for rollout in trained}) == 4
+        assert second.startswith(f"{first}.rank-1-")
+        assert {status for _, status in store.runs(first.rpartition("-")[0])} == {"done"}
+        (member,) = members_of(store.engine, first)  # of the caps
+    assert member.run_id == second
+    assert member.usage is not None
+    assert member.calls == member.usage.calls == 16
+    assert not list(Path(".assay").glob("rank-*"))
 
 
 # -- stops, hangs and full disks

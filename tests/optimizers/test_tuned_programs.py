@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from tuned_agents import JOB, TWO, Guesses, cool, tuned, write
 
 import assay
-from assay.commands.tune import Tune
 from assay.errors import ConfigError
 from assay.optimizers.parameters import SearchConfig, open_study
 from assay.optimizers.parameters.impact import importance, write_page
@@ -209,14 +207,6 @@ def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
 def test_wrong_settings_of_a_search_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tuned(tmp_path, **options)
-
-
-def test_the_shares_of_workers_add_up_to_the_cap() -> None:
-    config = Tune(program="p", rubric="r", data="d", workers=8, max_calls=13, max_cost_usd=4.0)
-    parts = [config.part_of(worker) for worker in range(8)]
-    assert sum(part.max_calls for part in parts) == 13
-    assert sum(part.max_cost_usd for part in parts) == 4.0
-    assert replace(config, max_calls=0).part_of(0).max_calls == 0
 
 
 @pytest.mark.slow

@@ -158,13 +158,21 @@ def test_a_study_not_created_by_assay_is_refused(tmp_path: Path) -> None:
         open_study("empty", url, TWO, SearchConfig())
 
 
+def test_a_study_is_of_one_store(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    open_study("s", url, TWO, SearchConfig(), of={"store": "one"})
+    open_study("s", url, TWO, SearchConfig(), of={"store": "one"})
+    with pytest.raises(ConfigError, match="of another store"):
+        open_study("s", url, TWO, SearchConfig(), of={"store": "two"})
+
+
 def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_search(tmp_path: Path) -> None:
     url, config = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=4)
     study = open_study("s", url, TWO, config)
     study.enqueue_trial({"temperature": 1.5, "max_steps": 30}, user_attrs={"default": True})
     for _ in range(8):  # more cuts than trials
         TWO.suggest(study.ask())
-        requeue_all(study)
+        requeue_all(study, lambda trial: True)
     outcome = searched(url=url, trials=4)
     assert sum(trial.state in ("complete", "pruned") for trial in outcome.trials) == 4
     assert outcome.default.point.parameters == {"temperature": 1.5, "max_steps": 30}

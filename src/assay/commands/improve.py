@@ -304,6 +304,8 @@ class _Improvement:
     """A running improvement. `report` has the best program and model so far."""
 
     def __init__(self, settings: Improve) -> None:
+        from assay.traces.store.connection import id_of_store
+
         self.settings, self.progress, self.store = settings, settings.reporter, settings.store
         self.folder, self.owner = settings.folder, f"improvement {settings.name}"  # by which the folder is its own
         shared = [name for name in options_of(PromptJob) if name not in _APART]
@@ -315,7 +317,8 @@ class _Improvement:
         job: dict[str, Any] = {name: getattr(settings, name) for name in _OWN}
         # without the caps, which may be raised on resume
         job["options"] = {name: value for name, value in self.options.items() if name not in options_of(Capped)}
-        self.job = json_value({"format": _FORMAT, **job}, placeholders=True)
+        # a folder may have the improvements of several stores
+        self.job = json_value({"format": _FORMAT, "store": id_of_store(self.store), **job}, placeholders=True)
         # the job that openings of the test are counted for; both sides of a comparison count once
         self.opens_as = f"improve-{settings.name}-{new_id()[:12]}"
         self.plan: ImprovePlan | None = None  # None before the preflight
@@ -381,6 +384,8 @@ class _Improvement:
 
         title = f"the improvement {self.settings.name!r}"
         check_format(title, state["job"]["format"], _FORMAT, remake="take another name", error=ConfigError)
+        if state["job"]["store"] != self.job["store"]:
+            raise ConfigError(f"{title} was begun on another store: name that one (`store`), or take another name")
         if state["job"] != self.job:
             raise ConfigError(f"{title} was begun with other settings: resume with the same, or take another name")
         self.report, self.opens_as = ImproveReport.read(state["report"]), state["opens_as"]

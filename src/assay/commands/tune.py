@@ -1,12 +1,8 @@
 """`assay tune`: searches agent parameters, decides on the gate, reports on the sealed test split."""
 
+import json
 import math
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -15,9 +11,9 @@ from annotated_types import Ge, Gt, Lt
 
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage
 from assay.commands.impact import Impact, ImpactReport
-from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
+from assay.errors import BudgetExceeded, ConfigError
 from assay.jobs.groups import DecidedJob, ParameterJob, StagedJob
-from assay.jobs.job_report import JobReport
+from assay.jobs.job_report import JobReport, JoinReport
 from assay.optimizers.settings import SearchConfig
 from assay.support.names import one_of
 from assay.support.options import EXPERT, Count, Flag, Positive, function_of, options_of
@@ -26,8 +22,6 @@ from assay.support.report import OBJECT, Table
 from assay.support.values import json_value
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import optuna
 
     from assay.datasets import Task
@@ -40,7 +34,8 @@ if TYPE_CHECKING:
     from assay.optimizers.parameters import Point, ProgramObjective, SearchOutcome, Space
 
 _METHODS = ("optuna", "policy")
-_CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
+_OF_LEADER = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd", "trials")
+_NOT_JOINING = ("workers", "resume", "out", "apply", "curriculum")
 _OF_SEARCH = ("trials", "prune_at", "block", "sampler", "pruner", "objectives", "study", "storage", "also")
 _OF_POLICY = ("episodes", "tasks_per_episode", "learning_rate")
 _OF_PRUNING = ("prune_at", "block")
@@ -260,9 +255,9 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
 
     PROGRAM's own parameters are the default, the baseline of the comparison. Trials that score worse are stopped after
-    a few tasks; `resume` continues a study, and `study` with `storage` joins one from other machines. With a
-    curriculum, trials run the val tasks of one stage after another. With the method policy a network learns which
-    parameter to change; in one episode a parameter changes by at most min(0.5, 30 * learning rate) of its range.
+    a few tasks; `resume` continues a study, and other processes and machines can join it. With a curriculum, trials
+    run the val tasks of one stage after another. With the method policy a network learns which parameter to change; in
+    one episode a parameter changes by at most min(0.5, 30 * learning rate) of its range.
 
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -287,7 +282,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
     max_search_calls: Annotated[Count | None, Flag(job=False)] = None
     """Maximum number of LM calls of the search; by default no limit."""
     workers: Annotated[Positive, Flag(job=False)] = 1
-    """Number of processes on this machine that work on the study. They share the caps equally."""
+    """Number of processes on this machine that work on the study. They share the caps."""
     margin: Annotated[float, Ge(0), Lt(1)] = 0.02
     """Non-inferiority margin: parameters with fewer tokens replace the default if the gate's interval excludes a loss
     in score larger than this. Part of the job, so that it cannot be changed after the result is known."""
@@ -335,18 +330,14 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         return ("val", "gate", "test") if self.method == "optuna" else ("train", "val", "gate", "test")
 
     @property
+    def to_help(self) -> str:
+        joins = self.method == "optuna" and self.curriculum is None
+        return "`assay tune --join` with the same settings helps it with its trials" if joins else ""
+
+    @property
     def search(self) -> SearchConfig:
         """The settings of the search alone."""
         return SearchConfig(**{name: getattr(self, name) for name in options_of(SearchConfig)})
-
-    def part_of(self, number: int) -> "Self":
-        """The settings with the part of each cap of process `number`, from 0. The parts of all add up to the cap."""
-        caps: dict[str, Any] = {
-            name: cap / self.workers if name == "max_cost_usd" else cap // self.workers + (number < cap % self.workers)
-            for name in _CAPS
-            if (cap := getattr(self, name)) is not None
-        }
-        return replace(self, **caps)
 
     def request(self, job: "Job", each: float) -> "Request":
         from assay.jobs.planning import ALL_STAGES, with_report
@@ -378,7 +369,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         check_out(self.out, resume=self.resume)
         _check_folders(self.apply, self.also)
         with open_job(
-            config.part_of(0), program=program, rubric=self.rubric, lm=lm, progress=progress, store=self.store,
+            config, program=program, rubric=self.rubric, lm=lm, progress=progress, store=self.store,
             resume=self.resume, need=config.needed,
         ) as job:  # fmt: skip
             job.status = "stopped"  # until the job is complete
@@ -405,6 +396,9 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         return report
 
 
+_KINDS = ("impact", "join", "data")  # which only the command line has, or has in another form
+
+
 class TuneOutput(WithPage, Planned, JobOutput):
     """Output."""
 
@@ -417,117 +411,87 @@ class TuneOrImpact(Tune):
     """Search nothing: move each parameter alone over its range, and show what it does."""
     levels: Annotated[int, Ge(2)] = 5
     """Number of values of each parameter that `impact` measures."""
+    join: Annotated[bool, Flag(key=False)] = False
+    """Help a running search, from another terminal or machine on the same store: run trials until it has enough. The
+    process without this flag leads: it has the caps, and runs gate and test."""
 
     @classmethod
     def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Without the settings that only the other of both has."""
         other = set(options_of(Tune)) - set(options_of(Impact)) if given.get("impact") else {"levels"}
+        other |= {*_OF_LEADER, *_NOT_JOINING} if given.get("join") else set()
         return {name: value for name, value in super().of_file(stored, given).items() if name not in other}
 
     def check(self) -> None:
+        if self.impact and self.join:
+            raise ConfigError("cannot be used with `impact`, which has no trials", field="join")
         known = options_of(Impact if self.impact else Tune)
-        mine = [name for name in options_of(TuneOrImpact) if name not in known and name not in ("impact", "data")]
+        mine = [name for name in options_of(TuneOrImpact) if name not in known and name not in _KINDS]
         if unused := self.changed(*mine):
             reason = "searches nothing" if self.impact else "is not given"
             raise ConfigError(f"would have no effect: `impact` {reason}", field=unused[0])
 
-    def run(self) -> TuneReport | ImpactReport:  # type: ignore[override]
-        kind: Any = Impact if self.impact else Tune  # the job is the same as that of Python
-        report: TuneReport | ImpactReport = kind(**{name: getattr(self, name) for name in options_of(kind)}).run()
+    def run(self) -> TuneReport | ImpactReport | JoinReport:  # type: ignore[override]
+        kind: Any = Impact if self.impact else JoinedTune if self.join else Tune
+        report: TuneReport | ImpactReport | JoinReport
+        report = kind(**{name: getattr(self, name) for name in options_of(kind)}).run()  # the same job as in Python
         return report
 
 
-# -- Worker processes on one study
+# -- Other processes on one study: workers of this machine, and those that join
 
 
 class TuneWorker(Tune):
     """Settings of another process of a search, whose run is one of its own."""
 
-    worker: Annotated[Count, Flag(key=False, shown=False, stored=True)] = 0
+    worker: Annotated[str, Flag(key=False, shown=False, stored=True)] = ""
+    """What tells it from the others: a number on the same machine, or an id."""
 
 
-@contextmanager
-def _helped(job: "Job", config: Tune, study: str, url: str, progress: "Progress") -> Iterator[None]:
-    """Context in which worker processes run trials of the study.
+class JoinedTune(Tune):
+    """Help a search that `tune` runs in another process or on another machine, with the same settings and store.
 
-    At its end they finish their current trials, and the job's meter counts their usage; its caps are then those of all
-    processes together.
+    Runs trials until the study has enough. The process that leads has the caps, and runs gate and test. Without one,
+    this waits for a minute.
+
+    Raises:
+        ConfigError: no process leads the search; a setting differs from its own.
+        Cancelled: the user stopped the run; its trial is run by another process.
     """
-    if config.workers == 1:
-        yield
-        return
-    meter, started = job.session.meter, multiprocessing.get_context("spawn")
-    helpers, spent = [], started.SimpleQueue()
-    for number in range(1, config.workers):
-        values = {**vars(config.part_of(number)), "workers": 1, "study": study, "storage": url, "progress": None}
-        helper = started.Process(
-            target=_help, args=(TuneWorker(**values, worker=number), spent), name=f"assay-tune-{number}"
-        )
-        helpers.append(helper)
-    for helper in helpers:
-        helper.start()
-    try:
-        yield
-    except BaseException:
-        for helper in helpers:
-            helper.terminate()  # their trials return to the queue
-        raise
-    finally:
-        for helper in helpers:
-            helper.join()
-            if helper.exitcode not in (0, -signal.SIGTERM):
-                progress.say(f"warning: {helper.name} ended with {helper.exitcode}; its trial is tried again")
-        meter.caps = config.caps
-        while not spent.empty():
-            meter.add(spent.get())
 
+    def check(self) -> None:
+        if unused := self.changed(*_NOT_JOINING):
+            raise ConfigError("is a setting of the process that leads the search: leave it out", field=unused[0])
+        if self.method != "optuna":
+            raise ConfigError(f"{self.method!r} has no study to join", field="method")
 
-def _help(config: TuneWorker, spent: Any) -> None:
-    """Main function of a worker process: runs trials until there are enough, and reports its usage. Decides nothing."""
-    from assay.evaluation import SilentProgress
-    from assay.jobs.job import open_job
-    from assay.jobs.studies import objective_of, space_of, study_of
-    from assay.optimizers.parameters import search
-    from assay.traces import Store
+    def run(self) -> JoinReport:  # type: ignore[override]
+        from assay.deployment import load_artifact
+        from assay.jobs.arguments import named
+        from assay.jobs.job import completed
+        from assay.jobs.members import leader_of, work
+        from assay.jobs.studies import storage_of, study_name
+        from assay.sources.artifact_files import is_artifact
+        from assay.traces import Store
+        from assay.traces.records import new_id
 
-    signal.signal(signal.SIGTERM, _stopped)
-    threading.Thread(
-        target=_end_with, args=(multiprocessing.parent_process(),), daemon=True, name="assay-parent"
-    ).start()
-    silent = SilentProgress()
-    with Store(config.store) as opened:
-        resumes = config.resume and any(status != "done" for _, status in opened.runs(config.key))
-    try:
-        with (
-            open_job(
-                config,
-                program=config.program,
-                rubric=config.rubric,
-                progress=silent,
-                store=config.store,
-                resume=resumes,
-                need=("val",),
-            ) as job,
-            ExitStack() as closing,
-        ):
-            job.status = "stopped"  # complete only with the whole study; resumed together with it
-            closing.callback(lambda: spent.put(job.session.meter.usage))
-            space = space_of(job, config, silent)
-            study = study_of(job, config, config.search, space, str(config.storage))
-            with job.session.phase("search"):
-                search(objective_of(job, config, space), job.splits.val, space, config.search, study, helping=True)
-    except (StopRun, KeyboardInterrupt, ModelError):
-        pass  # the main process reports the outcome
-
-
-def _stopped(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _end_with(parent: Any) -> None:
-    """Ends this process when the main process has ended: nothing would count its usage any more."""
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+        program, lm, config = named(self)
+        if lm is not None or not isinstance(program, str) or not isinstance(self.rubric, str | Path):
+            raise ConfigError("needs program, rubric and model by their names to join a search", field="program")
+        config = completed(config, load_artifact(program) if is_artifact(program) else None, self.store)
+        with Store(self.store) as store:
+            leader = leader_of(store, config, self.reporter)
+            stored = json.loads(store.run_row(leader)["config"])
+            study = study_name(config, leader, store)
+        if other := [name for name in config.changed(*_OF_LEADER) if getattr(config, name) != stored.get(name)]:
+            raise ConfigError(
+                f"{getattr(config, other[0])!r} is not {stored.get(other[0])!r}, that of the process that leads the "
+                "search and whose settings hold: leave it out",
+                field=other[0],
+            )
+        settings = {**vars(config), "study": study, "storage": storage_of(config, self.store)}
+        settings |= {name: stored.get(name) for name in _OF_LEADER}
+        return work(TuneWorker(**settings, worker=new_id()), leader, self.reporter)
 
 
 # -- A search by the stages of a curriculum: one study per stage, then the best points of all stages on the whole val
@@ -738,10 +702,12 @@ def _by_optuna(
     job: "Job", objective: "ProgramObjective", space: "Space", default: "Point", config: Tune, progress: "Progress",
     url: str,
 ) -> "tuple[SearchOutcome, str | None]":  # fmt: skip
+    from assay.jobs.members import await_members, helped, is_cut_off, lead
     from assay.jobs.studies import study_of
     from assay.optimizers.parameters import outcome_of, search
-    from assay.optimizers.parameters.search import requeue_all
+    from assay.optimizers.parameters.search import close_all, requeue_all
     from assay.support.addresses import DatabaseAddress
+    from assay.traces.store.shares import members_of
 
     val = job.splits.val
     study = study_of(job, config, config.search, space, url)
@@ -759,18 +725,37 @@ def _by_optuna(
             f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is not searched: tried "
             "at the nearest value"
         )
-    stopped = None
-    if config.study is None and not alone:
-        requeue_all(study)  # a study of this run alone: processes that held its running trials are gone
+    stopped: BudgetExceeded | None = None
+
+    def cut_off(trial: Any) -> bool:
+        mine = {None, job.run_id} if config.study is None else {job.run_id}
+        members = {member.run_id for member in members_of(job.store.engine, job.run_id)}
+        return is_cut_off(job, trial, of_run=(members | mine - ({job.run_id} if alone else set())).__contains__)
+
+    if config.study is None and not alone:  # a study of this run alone: the others are processes that help it
+        requeue_all(study, cut_off)
     try:
-        with _helped(job, config, study.study_name, url, progress):
-            search(objective, val, space, config.search, study, defaults=[default], progress=progress, alone=alone)
+        lead(job)
+        workers = [_worker(config, number, study.study_name, url) for number in range(1, config.workers)]
+        with helped(job, workers, progress):
+            search(
+                objective, val, space, config.search, study, defaults=[default], progress=progress, run=job.run_id,
+                alone=alone,
+            )  # fmt: skip
     except BudgetExceeded as cap:
+        stopped = cap
+    await_members(job)
+    close_all(study, cut_off)
+    if stopped is not None:
         if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-            raise
-        stopped = str(cap)
-        progress.say(f"end of the search: {cap}; continuing with the best candidate so far")
-    return outcome_of(study, space, config.search, len(val)), stopped
+            raise stopped
+        progress.say(f"end of the search: {stopped}; continuing with the best candidate so far")
+    return outcome_of(study, space, config.search, len(val)), None if stopped is None else str(stopped)
+
+
+def _worker(config: Tune, number: int, study: str, url: str) -> TuneWorker:
+    values = {**vars(config), "workers": 1, "study": study, "storage": url, "progress": None}
+    return TuneWorker(**values, worker=str(number))
 
 
 def _by_policy(
@@ -912,7 +897,7 @@ def _report(job: "Job", config: Tune, searched: _Searched, decided: _Decided, wa
         if policy is None else policy["episodes"],
         confirmed=None if policy is None else policy["confirmed"], stopped=decided.stopped,
         searched=searched.coverage if test is None else None, notes=[*outcome.notes, *decided.notes, *warnings],
-        curriculum=searched.curriculum, search_calls=job.session.meter.of("search").calls, config=config,
+        curriculum=searched.curriculum, search_calls=job.search_calls, config=config,
         **job.spent(job.models()),
     )  # fmt: skip
 
@@ -951,13 +936,13 @@ def _drawn(report: TuneReport, job: "Job", config: Tune, url: str) -> TuneReport
     import optuna
     import sqlalchemy as sa
 
-    from assay.jobs.studies import facts_of
+    from assay.jobs.studies import facts_of, study_name
     from assay.optimizers.parameters import in_figures
     from assay.optimizers.parameters.impact import importance, write_page
     from assay.support.addresses import DatabaseAddress
 
     try:
-        study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
+        study = optuna.load_study(study_name=study_name(config, job.run_id, job.store), storage=url)
         report = replace(report, importance=importance(study))
     except (KeyError, sa.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:  # the result needs no charts
         reason = str(error).partition("\n")[0]
@@ -970,3 +955,4 @@ def _drawn(report: TuneReport, job: "Job", config: Tune, url: str) -> TuneReport
 
 
 tune = function_of(Tune, "tune")
+join_tune = function_of(JoinedTune, "join_tune")

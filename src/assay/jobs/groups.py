@@ -311,6 +311,11 @@ class KeyedJob(Execution, Capped, Model):
         return True
 
     @property
+    def to_help(self) -> str:
+        """How another process can help this job while it is running, for a message; empty if it cannot."""
+        return ""
+
+    @property
     def stored_salt(self) -> str | None:
         """The salt of its splits, which the store keeps; None for a job without splits."""
         return None

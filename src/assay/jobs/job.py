@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dspy
 
@@ -35,6 +35,7 @@ from assay.jobs.opening import Run, budgeted, client_of, open_run
 from assay.jobs.rubric_files import portable_rubric
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.models.defaults import DEFAULT_MODEL
+from assay.models.meter import Usage
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
@@ -63,6 +64,9 @@ from assay.traces.store.sealing import (
     store_splits,
     store_tasks,
 )
+from assay.traces.store.shares import members_of
+
+_Config = TypeVar("_Config", bound=ProgramJob)
 
 
 @dataclass
@@ -115,22 +119,36 @@ class Job:
         `model` is None where the program wraps a function or an agent that never called it.
 
         Args:
-            run_id: the run, by default its own; see `usage_of_models`.
+            run_id: the run, by default its own with those of processes that helped; see `usage_of_models`.
         """
         self.store.settle()
-        usages = usage_of_models(self.store, run_id or self.run_id)
+        members = members_of(self.store.engine, self.run_id) if run_id is None else ()
+        usages = usage_of_models(self.store, run_id or self.run_id, *(member.run_id for member in members))
         unused = is_wrapped(self.recorded.program) and self.session.lm.model not in {usage.model for usage in usages}
         return {"model": None if unused else self.session.lm.model, "models": [asdict(usage) for usage in usages]}
 
     def spent(self, called: Mapping[str, Any]) -> dict[str, Any]:
-        """What the job has used so far, by the names that its report has. `called`: see `models`."""
+        """What the job has used so far, by the names that its report has, with the processes that helped and ended.
+
+        Args:
+            called: see `models`.
+        """
         usage, unrecorded = self.session.meter.usage, self.session.recorder.unrecorded
+        for member in members_of(self.store.engine, self.run_id):
+            usage.add(member.usage or Usage())
+            unrecorded += member.unrecorded
         return {
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
             "cost_usd": unrecorded.cost(usage.known_cost_usd), "unpriced_calls": usage.unpriced, **called,
             **unrecorded.to_dict(), "rows_not_stored": self.store.not_stored, "data": self.rows.to_dict(),
             "test_openings": self.openings.to_dict() if self.openings else None,
         }  # fmt: skip
+
+    @property
+    def search_calls(self) -> int:
+        """LM calls of the search so far, also of processes that helped it: they only search."""
+        members = members_of(self.store.engine, self.run_id)
+        return self.session.meter.of("search").calls + sum(member.usage.calls for member in members if member.usage)
 
     def priced(self, evaluation: Evaluation) -> dict[str, Any]:
         """The report of an evaluation of this job; its cost is unknown if LM calls were not recorded."""
@@ -207,11 +225,7 @@ def open_job(
     """
     module = None if isinstance(program, str) else program
     artifact = load_artifact(config.program) if module is None and is_artifact(config.program) else None
-    config = replace(
-        config,
-        salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)),
-        thinking=artifact.settings.get("thinking") if artifact and config.thinking is None else config.thinking,
-    )
+    config = completed(config, artifact, store)
     if artifact is not None:
         check_state(config.program, config.state)
     loaded = artifact.program if artifact else module
@@ -271,6 +285,15 @@ def open_job(
         _warn(job, progress, moved)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def completed(config: _Config, artifact: Artifact | None, store: str | Path | None) -> _Config:
+    """The settings with what the store and the artifact decide, as they identify the job."""
+    return replace(
+        config,
+        salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)),
+        thinking=artifact.settings.get("thinking") if artifact and config.thinking is None else config.thinking,
+    )
 
 
 def _from_state(program: dspy.Module, config: ProgramJob) -> dspy.Module:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.support.report import Report
+from assay.errors import ConfigError
+from assay.support.report import Report, Table
 
 if TYPE_CHECKING:
     from assay.reports.files import Page
@@ -94,3 +95,41 @@ class JobReport(EndedReport):
 
         yield from gap_lines(vars(self))
         yield from super().limits()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class JoinReport(JobReport):
+    """What `join_tune` returns: what one process that joined a search has done.
+
+    Attributes:
+        run_id: its run
+        leads: run of the process that leads the search, and reports it
+        study: name of the study
+        trials: number of trials of this process
+        complete: trials that ran all tasks
+        pruned: trials that were ended early
+        failed: trials without a result
+    """
+
+    run_id: str
+    leads: str
+    study: str
+    trials: int
+    complete: int
+    pruned: int
+    failed: int
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.reports.markdown import cost_words
+        from assay.support.numbers import calls_text, counted
+
+        yield (
+            f"{counted(self.trials, 'trials')} ({self.pruned} pruned, {self.failed} failed) of study {self.study}; "
+            f"LM calls: {calls_text(self.calls, self.cached)}, {cost_words(self.cost_usd)}"
+        )
+        yield from self.called()
+        yield from self.limits()
+        yield f"the result is that of run {self.leads}"
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
+        raise ConfigError(f"has no page: the process that leads the search, run {self.leads}, has it", field="report")

@@ -3,6 +3,8 @@
 Does not open stores or models.
 """
 
+import socket
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from assay.traces.store.leases import Lease, acquire, held_by
 T = TypeVar("T")
 
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LEASE_S = 30.0  # without a sign of life, after which another machine may take a job over
 
 
@@ -38,14 +41,16 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str) -> Iterator[Lease]:
+def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str, *, to_help: str = "") -> Iterator[Lease]:
     """Holds the lease of a job in its store, so that it runs once at a time on all machines.
 
-    A file in the store's folder has the token of the lease. Who gets the lock of that file knows that the process which
-    wrote it has ended, and takes its lease over at once; another machine waits until it has run out.
+    A file in the store's folder has the token of the lease and the machine that holds it. Who gets the lock of that
+    file on the same machine knows that the process which wrote it has ended, and takes its lease over at once. Another
+    machine waits until it has run out: it may see the folder and not its locks.
 
     Args:
         store_id: of the store, as other stores in the folder may have the same job.
+        to_help: how another process can help the job, for the message.
     Raises:
         ConfigError: another process runs the job.
     """
@@ -53,19 +58,29 @@ def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str) -> Iterato
     with ExitStack() as locked:
         try:
             locked.enter_context(exclusive_lock(file))
-            token = file.with_suffix(".lease")
-            ended = token.read_text() if token.is_file() else None
-            lease = acquire(engine, name, _LEASE_S, ended=ended)
+            held = file.with_suffix(".lease")
+            token, _, machine = held.read_text(encoding="utf-8").partition("\n") if held.is_file() else ("", "", "")
+            lease = acquire(engine, name, _LEASE_S, ended=token if machine == this_machine() else None)
         except Timeout:
             lease = None
         if lease is None:
             raise ConfigError(
                 f"this very job is running already on {held_by(engine, name) or 'this machine'}: wait until it has "
-                f"ended. Of a machine that is gone a job can be resumed {_LEASE_S:g} s after its last sign of life"
+                f"ended{f', or {to_help}' if to_help else ''}. Of a machine that is gone a job can be resumed "
+                f"{_LEASE_S:g} s after its last sign of life"
             )
-        token.write_text(lease.token)
+        held.write_text(f"{lease.token}\n{this_machine()}", encoding="utf-8")
         with lease:
             yield lease
+
+
+def this_machine() -> str:
+    """Tells this machine from others, and from itself before it was started again."""
+    try:
+        started = _BOOT.read_text(encoding="utf-8").strip()
+    except OSError:  # not Linux
+        started = f"{uuid.getnode():x}"
+    return f"{socket.gethostname()} {started}"
 
 
 def answered_within(seconds: float, call: Callable[[], T]) -> T:

@@ -67,11 +67,11 @@ def open_run(
 ) -> Iterator[Run]:
     """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
-    home = home_of(store)
+    home, lease_key = home_of(store), config.key if (pin := _pin.get()) is None else f"{pin}-{config.key}"
     with (
         ExitStack() as after,
         opened_store(store, progress) as opened,
-        job_lease(opened.engine, opened.id, home, config.key) as lease,
+        job_lease(opened.engine, opened.id, home, lease_key, to_help=config.to_help) as lease,
     ):
         opened.belong_to(lease)
         if config.stored_salt is not None:

@@ -6,7 +6,7 @@ Does not implement the training: `assay.optimizers.finetuning` does.
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,27 +22,32 @@ from assay.jobs.finished import FinishedRun
 from assay.jobs.groups import ProgramJob
 from assay.jobs.independence import independent
 from assay.jobs.job import Job, open_job
+from assay.jobs.members import lead
+from assay.jobs.opening import pinned
 from assay.jobs.preflight import preflight, preflight_judges
 from assay.jobs.project_file import is_of_project
 from assay.jobs.rl_settings import ROLLOUTS_ONLY, RLSettings
 from assay.jobs.served_agents import agent_program, serving
 from assay.jobs.trainings import open_training
 from assay.jobs.unused import unused_settings
+from assay.models.meter import Usage
 from assay.models.roles import is_embedded
+from assay.models.unrecorded import Unrecorded
 from assay.optimizers.finetuning.base import check_trainable
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
 from assay.optimizers.finetuning.policy_gradient import train_policy
 from assay.optimizers.finetuning.report import PolicyReport
-from assay.optimizers.finetuning.run_folder import check_free, rank, world
+from assay.optimizers.finetuning.run_folder import check_free, from_first, rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, export_temperature
 from assay.programs.foreign.agent import ForeignAgent
 from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource, rubric_name
-from assay.traces.store.location import home_of
+from assay.traces import Store
 from assay.traces.store.sealing import Openings
+from assay.traces.store.shares import CapShare
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
         Cancelled: a signal came.
     """
     program = agent_program(command.agent, command.program)
-    progress, store = _of_this_process(progress, store)
-    options = _divided_caps({name: value for name, value in vars(command).items() if value is not None})
+    progress = _of_this_process(progress)
+    options = {name: value for name, value in vars(command).items() if value is not None}
     if command.monitor is not None:
         options["monitor"] = rubric_name(command.monitor)
     if isinstance(program, ForeignAgent):
@@ -92,11 +97,17 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
     engine = _engine(settings)
     with ExitStack() as opened:
         opener = _EvalTasks(replace(config, model=engine.lm.model), engine, progress, store, opened)
+        if rank():
+            opener.runs = from_first(opener.runs)
         main, job = opener.open(program, measure, config.data, config.parameters)
         opened.enter_context(serving(program, job.store, config, progress))
         retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
         for one, other in itertools.permutations([main, *retained], 2):
             one.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
+        if world() > 1:
+            _share_caps(job, opener.runs, [main, *retained], opened)
+        if not rank():
+            from_first(opener.runs)
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         # judges may be those of a retention task or of the monitor rubric
         judged = [*(task.session.rubric for task in retained), *([] if monitored is None else [monitored])]
@@ -128,7 +139,7 @@ def train_on_export(command: RLSettings, *, store: str | Path | None, progress: 
     values = {name: value for name, value in asdict(command.policy).items() if name not in ROLLOUTS_ONLY}
     values["temperature"] = export_temperature(command.program, command.temperature if given else None)
     settings = PolicySettings(**values)
-    progress, store = _of_this_process(progress, store)
+    progress = _of_this_process(progress)
     source, config = Recorded(command.program, settings), {**asdict(settings), "export": str(command.program)}
     with open_training(config, name=command.name, progress=progress, store=store, resume=command.resume) as run:
         source.log = run.log
@@ -149,16 +160,47 @@ def _stored(report: PolicyReport, job: Job, config: RLSettings) -> PolicyReport:
     return report
 
 
-def _of_this_process(progress: Progress, store: str | Path | None) -> tuple[Progress, str | Path | None]:
-    """Progress and store; of processes that train together, all but the first are silent and use another store."""
-    if rank():
-        return SilentProgress(), home_of(store) / f"rank-{rank()}" / "assay.db"
-    return progress, store
+def _of_this_process(progress: Progress) -> Progress:
+    """Of processes that train together all but the first are silent."""
+    return SilentProgress() if rank() else progress
+
+
+def _share_caps(job: Job, runs: Sequence[str], tasks: Sequence[EvalTask], opened: ExitStack) -> None:
+    """Lets the processes that train together spend from one set of caps.
+
+    Args:
+        runs: of the first process.
+    """
+    if not rank():
+        lead(job)
+        share = job.session.meter.shared
+    else:
+        share = CapShare(job.store.engine, runs[0], job.run_id)
+        opened.callback(lambda: share.end(*_used_by(tasks)))
+    for task in tasks:
+        task.session.meter.shared = share
+
+
+def _used_by(tasks: Sequence[EvalTask]) -> tuple[dict[str, Usage], Unrecorded]:
+    """Usage of this process by phase, and its calls that were not recorded."""
+    phases, unrecorded = dict[str, Usage](), Unrecorded()
+    for task in tasks:
+        for phase, usage in task.session.meter.phases.items():
+            phases.setdefault(phase, Usage()).add(usage)
+        unrecorded += task.session.recorder.unrecorded
+    return phases, unrecorded
 
 
 @dataclass
 class _EvalTasks:
-    """Opens the jobs of a training: the program that is trained on, and the retention tasks."""
+    """Opens the jobs of a training: the program that is trained on, and the retention tasks.
+
+    Of processes that train together, all write to one store; a run of another process than the first is a part of the
+    run of the first one.
+
+    Attributes:
+        runs: of the first process, in their order.
+    """
 
     config: RLSettings
     engine: PolicyEngine
@@ -166,6 +208,7 @@ class _EvalTasks:
     store: str | Path | None
     opened: ExitStack
     titles: list[str] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
 
     def open(
         self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
@@ -183,24 +226,42 @@ class _EvalTasks:
             curriculum=self.config.curriculum if trained else None,
         )
         need = ("train", "val", "test") if trained else ("val", "test")
-        job = self.opened.enter_context(
-            open_job(
-                config,
-                program=program,
-                rubric=rubric,
-                lm=self.engine.lm,
-                progress=self.progress,
-                store=self.store,
-                resume=self.config.resume,
-                need=need,
+        with pinned(part_of(self.runs[len(self.titles)], rank(), self.store)) if rank() else nullcontext():
+            job = self.opened.enter_context(
+                open_job(
+                    config,
+                    program=program,
+                    rubric=rubric,
+                    lm=self.engine.lm,
+                    progress=self.progress,
+                    store=self.store,
+                    resume=self.config.resume,
+                    need=need,
+                )
             )
-        )
+        if not rank():
+            self.runs.append(job.run_id)
         job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
         self.titles.append(_title(job.session.program_name, data, self.titles))
         # run at the end only; its keys identify the training
         sealed = job.splits.parts()["test"] if self.config.test else []
         opens = functools.partial(_open, job) if self.config.test else None
         return EvalTask(self.titles[-1], job.recorded, job.session, job.splits.val, sealed, trained, opens), job
+
+
+def part_of(run_id: str, number: int, store: str | Path | None) -> str:
+    """The name of what another process than the first runs of a run.
+
+    Raises:
+        ConfigError: its store is not that of the first process.
+    """
+    with Store(store) as opened:
+        if not any(run == run_id for run, _ in opened.runs(run_id.rpartition("-")[0])):
+            raise ConfigError(
+                f"process {number} of this training does not find its run {run_id} in {opened.address.shown}: "
+                "processes that train together need one store, on several machines a PostgreSQL server (`store`)"
+            )
+    return f"{run_id}.rank-{number}"
 
 
 def _tried_all(
@@ -250,15 +311,6 @@ def _tried(
 def _open(job: Job) -> Openings | None:
     job.splits.unseal()
     return job.openings
-
-
-def _divided_caps(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with this process's share of the caps, which apply to all training processes together."""
-    portion = dict(options)
-    for cap in ("max_calls", "max_tokens", "max_cost_usd"):
-        if portion.get(cap) is not None and world() > 1:
-            portion[cap] = portion[cap] / world() if cap == "max_cost_usd" else max(1, portion[cap] // world())
-    return portion
 
 
 def guards_of(

@@ -21,7 +21,8 @@ from assay.programs.budgets import allocates, set_thinking, thresholds_of
 from assay.programs.thinking import THRESHOLDS
 from assay.support.addresses import DatabaseAddress
 from assay.support.values import digest_of
-from assay.traces import store_address
+from assay.traces import Store, store_address
+from assay.traces.store.leases import patiently
 from assay.traces.store.location import home_of
 
 if TYPE_CHECKING:
@@ -135,16 +136,36 @@ def storage_of(config: ParameterJob, store: str | Path | None) -> str:
     return DatabaseAddress.of(str((home_of(store) / "studies.db").resolve())).url
 
 
+def study_name(config: ParameterJob, run_id: str, store: Store) -> str:
+    """Name of the study of a run: as set, else that of the run, with the store's id, as other stores have equal runs.
+
+    The id of a run as the set name means the study of that run.
+    """
+    named = config.study or run_id
+    known = config.study is None or any(run == named for run, _ in store.runs(named.rpartition("-")[0]))
+    return f"{named}-{store.id[:8]}" if known else named
+
+
 def study_of(
     job: Job, config: ParameterJob, search: SearchConfig, space: Space, url: str, *, stage: str = ""
 ) -> "optuna.Study":
-    """Creates or joins the study. All its processes must search the same space on the same tasks.
+    """Creates or joins the study. All its processes must have one store, and search the same space on the same tasks.
+
+    Once another process has taken the job over, this one changes the study no more.
 
     Args:
         stage: of a curriculum, which has a study of its own.
     """
-    name = f"{job.run_id}-{stage}" if stage else config.study or job.run_id
-    return open_study(name, url, space, search, of=_searched_on(job, config))
+    name = study_name(config, job.run_id, job.store) + (f"-{stage}" if stage else "")
+    of = {"store": job.store.id, **_searched_on(job, config)}
+    return open_study(name, url, space, search, of=of, guard=lambda: patiently(lambda: check_lease(job.store)))
+
+
+def check_lease(store: Store) -> None:
+    """Raises `LostLease` if another process has taken the job over; otherwise none can for the length of a lease."""
+    if store.lease is not None:
+        with store.lease.writing("a trial"):
+            pass
 
 
 def study_to_show(job: Job, config: ParameterJob, space: Space, url: str) -> "optuna.Study | None":
@@ -157,6 +178,7 @@ def study_to_show(job: Job, config: ParameterJob, space: Space, url: str) -> "op
     import optuna
 
     address = DatabaseAddress.of(url)
+    name = study_name(config, "", job.store) if config.study else ""
     try:
         summaries = optuna.get_all_study_summaries(storage=url, include_best_trial=False) if address.exists else []
     except Exception as error:
@@ -164,11 +186,12 @@ def study_to_show(job: Job, config: ParameterJob, space: Space, url: str) -> "op
             f"the studies at {address.shown} cannot be read: {str(error).partition(chr(10))[0]}"
         ) from error
     if config.study:
-        summaries = [summary for summary in summaries if summary.study_name == config.study]
+        summaries = [summary for summary in summaries if summary.study_name == name]
         if not summaries:
             raise ConfigError(f"there is no study {config.study!r} at {address.shown}")
     else:
-        space_description = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
+        searched_on = {"store": job.store.id, **_searched_on(job, config)}
+        space_description = json.loads(json.dumps({**space.describe(), **searched_on}))
         summaries = [
             summary for summary in summaries if summary.user_attrs.get("assay", {}).get("space") == space_description
         ]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -28,6 +28,7 @@ from assay.support.values import json_value
 from assay.traces.records import new_id
 
 Messages = list[dict[str, Any]]
+T = TypeVar("T")
 _TOKENS = 32  # length of the greedy texts compared between torch and llama.cpp
 
 
@@ -44,9 +45,27 @@ def world() -> int:
 def wait_for_all() -> None:
     """Barrier over all processes that train together."""
     if world() > 1:
-        from accelerate import PartialState
+        _together().wait_for_everyone()
 
-        PartialState().wait_for_everyone()
+
+def from_first(value: T) -> T:
+    """The value of the first of the processes that train together, in all of them; each must call this."""
+    if world() == 1:
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    _together()
+    values = [value]
+    broadcast_object_list(values)
+    return values[0]
+
+
+def _together() -> Any:
+    """The processes that train together, connected. Without a GPU accelerate connects only those that ask for CPUs."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())
 
 
 def training_folder(name: str) -> Path:

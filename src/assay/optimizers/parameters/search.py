@@ -36,15 +36,24 @@ _NEEDS = {"gp": "torch"}  # Optuna raises only in the middle of a search
 _RETRIES = 3  # of a trial whose process died
 _HEARTBEAT_S = 15
 _OPENINGS = 8
+_CHECKED = "assay_checked"  # the transaction in which the guard was called last, in the facts of a connection
+RUN = "run"  # attribute of a trial: run of the process that works on it
 
 
 def open_study(
-    name: str, url: str | None, space: Space, config: SearchConfig, *, of: Mapping[str, Any] | None = None
+    name: str,
+    url: str | None,
+    space: Space,
+    config: SearchConfig,
+    *,
+    of: Mapping[str, Any] | None = None,
+    guard: Callable[[], None] | None = None,
 ) -> optuna.Study:
     """A study in Optuna's storage at `url` (in memory where None), new or continued.
 
     Args:
         of: everything else that must be equal for trials to be comparable, such as the version of the program.
+        guard: called before each change of the study; what it raises prevents the change.
     Raises:
         ConfigError: a study of this name searches something else; the message says what differs.
         StoreError: the storage cannot be opened.
@@ -55,7 +64,7 @@ def open_study(
         for attempt in range(_OPENINGS):
             try:
                 study = optuna.create_study(
-                    storage=study_storage(url) if url else None,
+                    storage=study_storage(url, guard) if url else None,
                     study_name=name,
                     load_if_exists=True,
                     pruner=_pruner(config),
@@ -77,7 +86,9 @@ def open_study(
                 )  # jitter: the processes must not retry at the same moment
     # a trial's numbers depend on its number alone: the same after a stop, others in another process
     study.sampler = _sampler(space, config)
-    expected = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
+    expected: dict[str, Any] = {
+        "space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives),
+    }  # fmt: skip
     trials = study.get_trials(
         deepcopy=False
     )  # read before the mark: a process marks a new study before its first trial
@@ -90,6 +101,11 @@ def open_study(
         )
     if recorded is None:
         study.set_user_attr("assay", expected)
+    elif recorded["space"].get("store") != expected["space"].get("store"):
+        raise ConfigError(
+            f"the study {name!r} is of another store: processes that share a study share a store (`store`). Give this "
+            "one another name"
+        )
     elif recorded != json.loads(json.dumps(expected)):
         raise ConfigError(
             f"the study {name!r} searches something else: {_difference(recorded, expected)}. Give this one another name"
@@ -107,8 +123,8 @@ def _difference(recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> str
     )
 
 
-def study_storage(url: str) -> Any:
-    """Optuna's own storage, in which a trial whose process died is tried again."""
+def study_storage(url: str, guard: Callable[[], None] | None = None) -> Any:
+    """Optuna's own storage, in which a trial whose process died is tried again. `guard`: see `open_study`."""
     retry = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     storage = optuna.storages.RDBStorage(
@@ -121,7 +137,22 @@ def study_storage(url: str) -> Any:
     if url.startswith("sqlite"):
         sa.event.listen(storage.engine, "connect", sqlite_pragmas)
         storage.engine.dispose()
+    if guard is not None:
+        _guarded(storage.engine, guard)
     return storage
+
+
+def _guarded(engine: sa.Engine, guard: Callable[[], None]) -> None:
+    """Calls `guard` before the first change in each transaction; heartbeats change nothing."""
+
+    def check(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
+        changes = statement.lstrip()[:6].upper() in ("INSERT", "UPDATE", "DELETE")
+        transaction = connection.get_transaction()
+        if changes and "trial_heartbeats" not in statement and connection.info.get(_CHECKED) is not transaction:
+            guard()
+            connection.info[_CHECKED] = transaction
+
+    sa.event.listen(engine, "before_cursor_execute", check)
 
 
 class SeededByTrial(BaseSampler):
@@ -244,6 +275,7 @@ def search(
     *,
     defaults: Sequence[Point] = (),
     progress: Progress | None = None,
+    run: str = "",
     helping: bool = False,
     alone: bool = False,
     until: Callable[[optuna.Study], bool] = lambda _: False,
@@ -251,16 +283,17 @@ def search(
     """Runs trials until the study has `config.trials` finished ones, the defaults first.
 
     Args:
+        run: of this process, stored with its trials.
         helping: another process completes the study. This one stops as soon as finished and running trials are enough.
-        alone: no other process works on this study, now or later. An interrupted trial is then re-run under its own
-            number on resuming, so that the study ends with the same trials as without the interruption.
+        alone: no other process of this job works on this study unless it joins. An interrupted trial is then re-run
+            under its own number on resuming, so that the study ends with the same trials as without the interruption.
         until: ends the search before `config.trials` as soon as it is true of the study.
     Raises:
         BudgetExceeded, Cancelled: the running trial is re-run on resuming; finished trials are in the study.
         ModelError: no trial could be scored at all.
     """
     progress = progress or SilentProgress()
-    evaluator = _TrialEvaluator(objective, list(tasks), space, config, progress, alone)
+    evaluator = _TrialEvaluator(objective, list(tasks), space, config, progress, alone, run)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
         study.enqueue_trial(space.trial_parameters(point), user_attrs={"default": True}, skip_if_exists=True)
 
@@ -281,8 +314,8 @@ def search(
         counts = states()
         done, before = counts[TrialState.COMPLETE] + counts[TrialState.PRUNED], counts[TrialState.FAIL]
         advance(done)
-        cut_off = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if alone else []
-        if done < config.trials or cut_off:
+        cut_off = [trial for trial in running_trials(study) if run_of(trial) in (None, run)] if alone else []
+        if done + (counts[TrialState.RUNNING] if helping else 0) < config.trials or cut_off:
             with _storage_errors():
                 for trial in cut_off:
                     _rerun(study, trial, evaluator)
@@ -350,12 +383,15 @@ class _TrialEvaluator:
     config: SearchConfig
     progress: Progress
     alone: bool
+    run: str
 
     def __call__(self, trial: Any) -> Any:
         with self.objective.within(f"trial {trial.number}"):
             return self._value(trial)
 
     def _value(self, trial: Any) -> Any:
+        if self.run:
+            trial.set_user_attr(RUN, self.run)
         point = self.space.suggest(trial)
         best = _best_by_task(trial.study) if self.config.prunes == "wilcoxon" else {}
         runs: list[TaskRun] = []
@@ -440,10 +476,28 @@ def _rerun(study: optuna.Study, cut_off: Any, evaluator: "_TrialEvaluator") -> N
         study.tell(trial, values)
 
 
-def requeue_all(study: optuna.Study) -> None:
-    """Enqueues all running trials again. Call it only if no other process works on the study."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+def running_trials(study: optuna.Study) -> list[Any]:
+    """Trials that have begun and not ended, also those whose process was killed."""
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def run_of(trial: Any) -> str | None:
+    """Run of the process that works on a trial; None if it was killed before it said so."""
+    run: str | None = trial.user_attrs.get(RUN)
+    return run
+
+
+def requeue_all(study: optuna.Study, cut_off: Callable[[Any], bool]) -> None:
+    """Enqueues the running trials again of which `cut_off` is true: their processes are gone."""
+    for trial in filter(cut_off, running_trials(study)):
         _requeue(study, trial)
+
+
+def close_all(study: optuna.Study, cut_off: Callable[[Any], bool]) -> None:
+    """Ends the running trials of which `cut_off` is true as failed: their processes are gone."""
+    for trial in filter(cut_off, running_trials(study)):
+        study._storage.set_trial_user_attr(trial._trial_id, "error", "its process ended before the trial did")
+        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]:

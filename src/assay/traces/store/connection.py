@@ -14,7 +14,7 @@ from assay.support.addresses import DatabaseAddress
 from assay.support.formats import check_format
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
-from assay.traces.store.location import REVISION
+from assay.traces.store.location import REVISION, store_address
 
 # -- Opening a database: creates the tables of a new store, and refuses a store whose tables are not those of `tables`.
 
@@ -59,6 +59,15 @@ def store_id(engine: sa.Engine) -> str:
     """The store's own id, whatever address and password it is opened by."""
     with engine.connect() as connection:
         return str(connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == _ID)).scalar_one())
+
+
+def id_of_store(where: str | Path | None) -> str:
+    """The id of a store by its address; a new store is created."""
+    engine = open_engine(store_address(where))
+    try:
+        return store_id(engine)
+    finally:
+        engine.dispose()
 
 
 def _is_locked(error: sa.exc.OperationalError) -> bool:

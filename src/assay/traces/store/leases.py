@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces.records import new_id
+from assay.traces.store.connection import passes
 from assay.traces.store.tables import leases
 
+T = TypeVar("T")
 TAKEN_OVER = "another process has taken this job over"
 _RENEWALS = 5  # in the length of a lease
+_PATIENCE_S, _PAUSE_S = 60.0, 0.5  # while the database cannot be reached
 
 
 class LostLease(StoreError):
@@ -44,6 +47,19 @@ def writing(engine: sa.Engine, what: str) -> Iterator[sa.Connection]:
         raise
     except sa.exc.DBAPIError as error:
         raise StoreError(f"{what} cannot be written to the store: {error.orig}") from error
+
+
+def patiently(change: Callable[[], T]) -> T:
+    """The result of a change in `writing`, which is tried again for a minute while the database cannot be reached."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return change()
+        except StoreError as error:
+            reason = error.__cause__
+            if not isinstance(reason, Exception) or not passes(reason, full_passes=True) or time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 def seconds(connection: sa.Connection, local: Callable[[], float] | None = None) -> float:

@@ -266,12 +266,11 @@ def usage_of_phases(store: StoreReads, run_id: str) -> list[PhaseUsage]:
     return sorted(usage, key=lambda row: -row.calls)
 
 
-def usage_of_models(store: StoreReads, run_id: str) -> list[ModelUsage]:
-    """Usage of a run by model, the most calls first; also of the runs that are parts of it (`RUN_ID.PART`)."""
-    column, parts = _ROLLOUTS.c.run_id, f"{run_id}."
-    query = _query(_STEPS.c.model, tokens=_TOKENS * (1 - _CACHED)).where(
-        sa.or_(column == run_id, sa.and_(column > parts, column < f"{run_id}/"))  # "/" follows "."
-    )
+def usage_of_models(store: StoreReads, *run_ids: str) -> list[ModelUsage]:
+    """Usage of runs by model, the most calls first; also of the runs that are parts of them (`RUN_ID.PART`)."""
+    column = _ROLLOUTS.c.run_id
+    parts = [sa.and_(column > f"{run_id}.", column < f"{run_id}/") for run_id in run_ids]  # "/" follows "."
+    query = _query(_STEPS.c.model, tokens=_TOKENS * (1 - _CACHED)).where(sa.or_(column.in_(run_ids), *parts))
     with store.engine.connect() as connection:
         return added_up(ModelUsage(model=model, **_amounts(*amounts)) for model, *amounts in connection.execute(query))
 

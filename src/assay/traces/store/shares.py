@@ -6,28 +6,23 @@ what it has not used. What a killed process had reserved stays reserved.
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import StoreError
 from assay.models.meter import Caps, Usage
 from assay.models.unrecorded import Unrecorded
-from assay.traces.store.connection import passes
-from assay.traces.store.leases import writing
+from assay.traces.store.leases import patiently, writing
 from assay.traces.store.rows import as_json
 from assay.traces.store.tables import cap_shares
 
-T = TypeVar("T")
 _AMOUNTS = ("calls", "search_calls", "tokens", "cost_usd")  # columns, and fields of `Caps`
 _BLOCK = 16  # calls that are reserved at a time at most
 _PART = 8  # a block is at most this part of what is left
 _NO_CAP = float("inf")
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
-_PATIENCE_S, _PAUSE_S = 60.0, 0.5  # while the database cannot be reached
 
 
 class CapShare:
@@ -51,11 +46,11 @@ class CapShare:
         """
         capped = {name: amount for name, amount in need.items() if name == "calls" or _cap(caps, name) != _NO_CAP}
         if any(amount > self._reserved[name] for name, amount in capped.items()):
-            _patiently(lambda: self._extend(capped, caps))
+            patiently(lambda: self._extend(capped, caps))
         return self._elsewhere
 
     def _extend(self, need: Mapping[str, float], caps: Caps) -> None:
-        table, leads = cap_shares, self.member == self.job
+        table = cap_shares
         with writing(self.engine, "the calls of a job") as connection:
             # others that reserve wait until the transaction ends
             lock = sa.update(table).where(table.c.job == self.job, table.c.member == self.job).values(job=self.job)
@@ -67,9 +62,7 @@ class CapShare:
             if any(need[name] > left[name] * (1 + _ROUNDING) for name in need):
                 return
             blocks = {name: need[name] + _block(name, left[name] - need[name]) for name in need}
-            values = {**self._reserved, **blocks, **({"caps_json": as_json(asdict(caps))} if leads else {})}
-            if not connection.execute(sa.update(table).where(self._mine).values(values)).rowcount:
-                connection.execute(sa.insert(table).values(job=self.job, member=self.member, **values))
+            self._put(connection, {**self._reserved, **blocks, "usage_json": None})
         self._reserved = {**self._reserved, **blocks}
 
     def end(self, phases: Mapping[str, Usage], unrecorded: Unrecorded) -> None:
@@ -86,34 +79,50 @@ class CapShare:
             "cost_usd": usage.cost_usd,
             "usage_json": as_json({"usage": asdict(usage), "unrecorded": asdict(unrecorded)}),
         }  # fmt: skip
-        _patiently(lambda: self._write(values))
+        patiently(lambda: self._write(values))
 
-    def _write(self, values: Mapping[str, object]) -> None:
+    def _write(self, values: Mapping[str, Any]) -> None:
         with writing(self.engine, "the calls of a job") as connection:
-            connection.execute(sa.update(cap_shares).where(self._mine).values(values))
+            self._put(connection, values)
+
+    def _put(self, connection: sa.Connection, values: Mapping[str, Any]) -> None:
+        if not connection.execute(sa.update(cap_shares).where(self._mine).values(values)).rowcount:
+            connection.execute(sa.insert(cap_shares).values(job=self.job, member=self.member, **values))
 
 
-def caps_of(engine: sa.Engine, job: str) -> Caps | None:
-    """The caps of a job, from the row of the process that leads it; None if it has not reserved yet."""
-    table = cap_shares
-    query = sa.select(table.c.caps_json).where(table.c.job == job, table.c.member == job)
+def leads(engine: sa.Engine, job: str) -> bool:
+    """Whether the process that leads a job has reserved, so that others can."""
     with engine.connect() as connection:
-        text = connection.execute(query).scalar()
-    return None if text is None else Caps(**json.loads(text))
+        mine = sa.and_(cap_shares.c.job == job, cap_shares.c.member == job)
+        return connection.execute(sa.select(cap_shares.c.job).where(mine)).first() is not None
 
 
-def members_of(engine: sa.Engine, job: str) -> dict[str, tuple[Usage, Unrecorded] | int]:
-    """Runs of the other processes of a job, and what each has used; its reserved calls if it has not ended."""
+@dataclass(frozen=True)
+class Member:
+    """Another process of a job.
+
+    Attributes:
+        calls: that it has reserved, or made once it has ended.
+        usage: what it has used; None until it has ended.
+    """
+
+    run_id: str
+    calls: int
+    usage: Usage | None
+    unrecorded: Unrecorded
+
+
+def members_of(engine: sa.Engine, job: str) -> list[Member]:
+    """The other processes of a job."""
     table = cap_shares
-    rows: dict[str, tuple[Usage, Unrecorded] | int] = {}
     with engine.connect() as connection:
-        for row in connection.execute(sa.select(table).where(table.c.job == job, table.c.member != job)):
-            rows[str(row.member)] = int(row.calls) if row.usage_json is None else _ended(json.loads(row.usage_json))
-    return rows
+        rows = connection.execute(sa.select(table).where(table.c.job == job, table.c.member != job)).all()
+    return [_member(row.member, int(row.calls), json.loads(row.usage_json or "{}")) for row in rows]
 
 
-def _ended(stored: Mapping[str, Mapping[str, Any]]) -> tuple[Usage, Unrecorded]:
-    return Usage(**stored["usage"]), Unrecorded(**stored["unrecorded"])
+def _member(run_id: str, calls: int, used: Mapping[str, Any]) -> Member:
+    usage = Usage(**used["usage"]) if used else None
+    return Member(run_id, calls, usage, Unrecorded(**used.get("unrecorded", {})))
 
 
 def _cap(caps: Caps, name: str) -> float:
@@ -127,16 +136,3 @@ def _block(name: str, left: float) -> float:
         return left / _PART
     part = left if left == _NO_CAP else left // _PART  # inf // 8 is nan
     return part if name == "tokens" else min(part, _BLOCK)
-
-
-def _patiently(change: Callable[[], T]) -> T:
-    """The result of a change of the store, which is tried again while the database cannot be reached."""
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return change()
-        except StoreError as error:
-            reason = error.__cause__
-            if not isinstance(reason, Exception) or not passes(reason, full_passes=True) or time.monotonic() > until:
-                raise
-            time.sleep(_PAUSE_S)

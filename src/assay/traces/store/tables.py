@@ -360,7 +360,6 @@ cap_shares = Table(
     Column("search_calls", Float, nullable=False),
     Column("tokens", Float, nullable=False),
     Column("cost_usd", Float, nullable=False),
-    Column("caps_json", Text),  # of the job, in the row of the process that leads it
     Column("usage_json", Text),  # what the process has used, once it has ended
 )
 
