@@ -128,6 +128,7 @@ chaos: $(VENV)/.dev
 	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 100
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql --database
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_ray.py
 
 check: lint docs test test-stub test-clients
 
