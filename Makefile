@@ -129,6 +129,7 @@ chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_machines.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 100
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql --database
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_ray.py
 
 check: lint docs test test-stub test-clients
 

@@ -140,7 +140,7 @@ def test_a_task_that_exits_the_process_fails_after_the_second_time(
         assert (second.returncode, "runs alone" in second.stderr, "t2" in second.stderr) == (7, True, True)
         third = run(url, "--resume")
     assert third.returncode == 0, third.stderr
-    assert "task t2 counts as failed" in third.stderr
+    assert "failed, and not run again: task t2" in third.stderr
     assert json.loads(third.stdout) == {f"t{at}": float(at != 2) for at in range(8)}
     with Store(tmp_path / "s.db") as store:
         assert sorted(r.status for r in store.rollouts()) == ["done"] * 7 + ["failed"]

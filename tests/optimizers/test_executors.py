@@ -16,10 +16,13 @@ import pytest
 
 import assay
 from assay.commands.compile import Compile
+from assay.deployment.artifact import save_artifact
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress, evaluate
+from assay.evaluation.executors import _pickled
 from assay.jobs.arguments import program_settings
 from assay.jobs.job import open_job
+from assay.programs import load_program
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
 from assay.testing import scripted_lm
@@ -172,20 +175,34 @@ def test_a_program_its_checks_and_judges_are_sent_as_folders(
 ) -> None:
     write_files(project, FILES)
     write_echoes(project)
-    scores = {}
-    for where in ("threads", "ray"):
+    (project / "five.txt").rename(project / "programs" / "five.txt")  # an artifact has it from there
+    settings = {"adapter": None, "parameters": {}}
+    manifest = {"program": "programs/parts.py:Parts", "model": "openai/m", "settings": settings}
+    made = save_artifact(project / "made", load_program("programs/parts.py:Parts"), manifest, splits={}, report="")
+    (project / "programs" / "five.txt").rename(project / "five.txt")
+    scores, places = {}, {}
+    for program, where in (("programs/parts.py:Parts", "threads"), ("programs/parts.py:Parts", "ray"), (made, "ray")):
+        store = tmp_path / f"{len(scores)}.db"
         report = assay.evaluate(
-            "programs/parts.py:Parts", rubric="measure/r.yaml", data="d.jsonl", split="val",
-            store=tmp_path / where / "s.db", executor=where, preflight=False, threads=1, **server,
+            str(program), rubric="measure/r.yaml", data="d.jsonl", split="val", store=store, executor=where,
+            preflight=False, threads=1, **server,
         )  # fmt: skip
-        scores[where] = report.evaluation.scores
-        with Store(tmp_path / where / "s.db") as store:
-            places = {r.prediction["place"] for r in store.rollouts() if r.source == "program" and r.prediction}
-    assert scores["ray"] == scores["threads"]
-    assert scores["ray"] == pytest.approx(dict.fromkeys("0123", 0.75), abs=0.01)  # complete 0.5, polite 0.99
-    assert len(places) == 2  # a folder on each host
-    assert not any(Path(place).is_relative_to(project) for place in places)
-    assert not any(Path(place).exists() for place in places)  # it was removed at the end
+        scores[program, where] = report.evaluation.scores
+        with Store(store) as opened:
+            rollouts = [rollout for rollout in opened.rollouts() if rollout.source == "program"]
+            places[program, where] = {rollout.prediction["place"] for rollout in rollouts if rollout.prediction}
+    expected = scores.pop(("programs/parts.py:Parts", "threads"))
+    assert expected == pytest.approx(dict.fromkeys("0123", 0.75), abs=0.01)  # complete 0.5, polite 0.99
+    for case, measured in scores.items():
+        assert measured == expected
+        assert len(places[case]) == 2  # a folder on each host
+        assert not any(Path(place).is_relative_to(project) for place in places[case])
+        assert not any(Path(place).exists() for place in places[case])  # it was removed at the end
+
+
+def test_modules_that_are_sent_by_reference_are_named() -> None:
+    _, named = _pickled([lambda: json.dumps(math.pi), mean_result], "x", ray)
+    assert {("json", ""), ("math", ""), ("assay.rubrics.scoring", "mean_result")} <= named
 
 
 @pytest.mark.slow

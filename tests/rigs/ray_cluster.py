@@ -47,13 +47,27 @@ class Node:
 
     def kill(self) -> None:
         """Kills the node with all its processes, as a machine that loses power."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in [*_descendants(self.process.pid), self.process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes that a process started, directly or not, as far as it or the one between lives."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = stat.read_text().rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = children.get(pid, [])
+    for child in found:  # it grows
+        found += children.get(child, [])
+    return found
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -23,6 +23,11 @@ DIED_ALONE = (
 _NAMED = 5  # tasks that a message lists
 
 
+def _listed(tasks: Collection[str]) -> str:
+    others = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    return f"task {', '.join(sorted(tasks)[:_NAMED])}{others}"
+
+
 class Deaths:
     """The suspects of a run, and the tasks that count as the cause of a death. Thread-safe.
 
@@ -33,7 +38,7 @@ class Deaths:
 
     def __init__(self, file: Path | None = None, *, running: Collection[str] = ()) -> None:
         self._suspects: set[str] = set()
-        self._blamed: dict[str, str] = {}
+        self._blamed: set[str] = set()
         self._turn = threading.Condition()
         self._at_work = self._number = 0
         self._alone = self._waiting = 0  # suspects that run, and that wait for their turn
@@ -55,29 +60,26 @@ class Deaths:
         """What a resumed job says before it runs tasks."""
         lines = []
         if self._suspects:
-            names = ", ".join(sorted(self._suspects)[:_NAMED])
-            others = f" and {len(self._suspects) - _NAMED} more" if len(self._suspects) > _NAMED else ""
             lines.append(
-                f"the process that ran this job was killed or crashed while it ran {names}{others}: each of these "
-                "tasks runs alone now; one that ends the process again counts as failed"
+                f"the process that ran this job was killed or crashed while it ran {_listed(self._suspects)}: each of "
+                "these tasks runs alone now; one that ends the process again counts as failed"
             )
-        lines += [
-            f"task {task} counts as failed: {reason}. If you ended the process yourself, run the job without "
-            "`resume`: answers come from the cache"
-            for task, reason in self._blamed.items()
-        ]
+        if self._blamed:
+            lines.append(
+                f"failed, and not run again: {_listed(self._blamed)}. {DIED_ALONE.capitalize()}. If you ended the "
+                "process yourself, run the job without `resume`: answers come from the cache"
+            )
         return lines
 
     def failure_of(self, task: str) -> Failed | None:
         """The failure of a task that ends its process; it is not run again."""
-        reason = self._blamed.get(task)
-        return None if reason is None else Failed(reason, by_agent=True, kind=FailureKind.AGENT)
+        return Failed(DIED_ALONE, by_agent=True, kind=FailureKind.AGENT) if task in self._blamed else None
 
-    def blame(self, task: str, reason: str = DIED_ALONE) -> None:
+    def blame(self, task: str) -> None:
         """Counts a task as the cause of a death."""
         self._suspects.discard(task)
-        self._blamed[task] = reason
-        self._write("blamed", task, reason)
+        self._blamed.add(task)
+        self._write("blamed", task)
 
     @contextmanager
     def running(self, task: str) -> Iterator[None]:
@@ -135,7 +137,7 @@ class Deaths:
                 self._suspects.discard(begun.pop(values[0], ""))
             elif kind == "blamed":
                 self._suspects.discard(values[0])
-                self._blamed[values[0]] = values[1]
+                self._blamed.add(values[0])
             elif kind == "closed":
                 begun.clear()
             elif kind == "process":
@@ -150,6 +152,6 @@ class Deaths:
         if len(running) == 1 and running <= self._suspects:  # a suspect runs alone
             (task,) = running
             self._suspects.discard(task)
-            self._blamed[task] = DIED_ALONE
+            self._blamed.add(task)
         else:
-            self._suspects |= running - self._blamed.keys()
+            self._suspects |= running - self._blamed

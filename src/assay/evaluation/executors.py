@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 import dspy
@@ -655,7 +655,7 @@ class _Waiting:
 
 
 def _pickled(value: Any, what: str, ray: Any) -> tuple[bytes, set[tuple[str, str]]]:
-    """A value for a host, and module and name of the classes and functions in it; those of modules go by reference.
+    """A value for a host, and module and name of what is sent by reference: classes, functions, modules.
 
     Args:
         what: what it contains, for a message.
@@ -668,6 +668,8 @@ def _pickled(value: Any, what: str, ray: Any) -> tuple[bytes, set[tuple[str, str
         def reducer_override(self, part: Any) -> Any:
             if isinstance(part, type | FunctionType):
                 named.add((str(part.__module__), part.__qualname__))
+            elif isinstance(part, ModuleType):
+                named.add((part.__name__, ""))
             return super().reducer_override(part)
 
     file = io.BytesIO()
