@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -21,16 +22,15 @@ from assay.jobs.groups import KeyedJob
 from assay.jobs.job import Job, open_job
 from assay.jobs.job_report import JoinReport
 from assay.jobs.studies import objective_of, space_of, study_of
-from assay.models.cache import Ledger
+from assay.models.ledger import Ledger
 from assay.models.meter import Usage, spent_before
 from assay.models.unrecorded import Unrecorded
 from assay.optimizers.parameters import search
 from assay.optimizers.parameters.search import run_of
 from assay.traces import Store
-from assay.traces.resuming import close_running
+from assay.traces.resuming import close_running, ledger_place
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import holder_of
-from assay.traces.store.listing import run_folder
 from assay.traces.store.shares import CapShare, Member, leads, members_of
 
 Worker: TypeAlias = Any  # settings of a search, see `assay.commands.tune.TuneWorker`
@@ -97,7 +97,7 @@ def settle_killed(store: Store, run_id: str) -> None:
         r = schema.runs
         with store.changing() as connection:
             ended = sa.update(r).where(r.c.id == member.run_id, r.c.status == "running")
-            values = {"status": "failed", "ended_at": time.time(), "unseen": unrecorded.seen}
+            values = {"status": "failed", "ended_at": time.time(), "unseen": unrecorded.calls, "lost": unrecorded.lost}
             connection.execute(ended.values(**values))
 
 
@@ -107,18 +107,16 @@ def _begun(store: Store, run_id: str) -> list[Member]:
 
 def _used(store: Store, member: Member) -> tuple[dict[str, Usage], Unrecorded]:
     """Usage of a killed process by phase: of its ledger, where this machine has it, else of the calls in the store."""
-    path = run_folder(store.url, member.run_id) / "calls.db"
-    if not path.is_file():
+    place = ledger_place(store, member.run_id)
+    if isinstance(place, Path) and not place.is_file():
         phases = store.spent(member.run_id)
-        return phases, Unrecorded(max(0, member.calls - sum(usage.calls for usage in phases.values())))
-    ledger = Ledger(path)
+        return phases, Unrecorded(lost=max(0, member.calls - sum(usage.calls for usage in phases.values())))
+    ledger = Ledger(place, member.run_id)
     try:
-        phases, open_calls = spent_before(ledger), ledger.unsettled()
+        phases = spent_before(ledger)
+        return phases, Unrecorded(lost=ledger.unanswered + sum(usage.repeated for usage in phases.values()))
     finally:
         ledger.close()
-    for sent in open_calls:
-        phases[sent.phase].calls -= not sent.settled
-    return phases, Unrecorded(sum(sent.sends - sent.settled for sent in open_calls))
 
 
 # -- Processes that run trials of a study that another one leads
