@@ -139,6 +139,30 @@ def test_a_trial_of_a_killed_machine_is_closed_and_its_calls_are_counted(
         assert "running" not in connection.execute(sa.select(schema.rollouts.c.status)).scalars().all()
 
 
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_process_that_joined_goes_on_when_the_leading_one_is_killed(tmp_path: Path, mine: str) -> None:
+    with running(tmp_path / "log", delay_ms=150) as address, ExitStack() as processes:
+        machines = Machines(tmp_path, mine, address, str(tmp_path / "s.db"))
+        first = processes.enter_context(machines.started("first", "--trials", "8", "--max-calls", "400"))
+        run = machines.wait_for_leader()
+        second = processes.enter_context(machines.started("second", "--join"))
+        url, until = f"sqlite:///{tmp_path / 'studies.db'}", time.monotonic() + 120
+        while not any(trial.user_attrs.get("run", run) != run for trial in _trials(url)):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        first.kill()
+        joined = machines.ended("second", second)
+        again = processes.enter_context(machines.started("first", "--trials", "8", "--max-calls", "400", "--resume"))
+        led = machines.ended("first", again)
+        sent = (tmp_path / "log").stat().st_size
+    assert joined["complete"] + joined["pruned"] > 0
+    assert led["complete"] + led["pruned"] >= 8
+    assert {trial.state.name for trial in _trials(url)} <= {"COMPLETE", "PRUNED", "FAIL"}
+    assert led["calls"] - 2 <= sent <= led["calls"] + led["repeated_calls"]  # the kill may have left two unsent
+    assert led["calls"] <= 400
+
+
 def _trials(url: str) -> list[Any]:
     import optuna
 

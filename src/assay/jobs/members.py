@@ -195,6 +195,7 @@ def work(config: Worker, leader: str, progress: Progress) -> JoinReport:
                 objective, val = objective_of(job, config, space), job.splits.val
                 try:
                     with job.session.phase("search"):
+                        job.session.meter.check()  # reserves, so that the one that leads knows of this process
                         search(objective, val, space, config.search, study, run=job.run_id, helping=True)
                     job.status = "done"
                 except BudgetExceeded as cap:
