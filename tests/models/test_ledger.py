@@ -56,20 +56,6 @@ def test_a_call_is_counted_before_it_is_sent(place: Path | sa.Engine) -> None:
     assert len(other.unsettled()) == (0 if isinstance(place, sa.Engine) else 1)
 
 
-def test_calls_of_a_killed_process_have_no_row_until_one_of_their_sends_has(place: Path | sa.Engine) -> None:
-    first = meter(place)
-    first.reserve(KEY), first.reserve(OTHER)  # killed
-    second = meter(place)
-    assert second.not_stored == 2
-    answered(second, KEY)
-    assert second.not_stored == 2  # one send of the first call, and the second call
-    row = second.reserve("ef" * 32)
-    second.settle(row, prompt_tokens=1, completion_tokens=1, cost_usd=0.5, failed=False)
-    second.lose(row)  # of a process of its own, which was killed before it sent the row
-    for by in (second, meter(place)):
-        assert (by.not_stored, by.usage.calls, by.usage.cost_usd) == (3, 3, 1.5)
-
-
 def test_a_process_that_lost_its_job_settles_its_last_call_beside_the_one_that_took_it_over(
     place: Path | sa.Engine,
 ) -> None:
@@ -103,7 +89,9 @@ def test_calls_that_a_server_does_not_take_are_written_once_it_is_back(empty_pos
 def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(place: Path | sa.Engine) -> None:
     meter(place).reserve(KEY)  # killed
     meter(place).reserve(KEY)  # killed again
-    third = meter(place, calls=1)  # the cap does not refuse a call that is already counted
+    with pytest.raises(BudgetExceeded, match="sent again"):
+        meter(place, calls=2).reserve(KEY)  # a cap limits what is sent
+    third = meter(place, calls=3)
     answered(third, KEY)
     for result in (third.usage, meter(place).usage):
         assert (result.calls, result.repeated, result.cost_usd, result.tokens) == (1, 2, 1.5, 12)

@@ -447,7 +447,7 @@ class RayExecutor:
 
     def _replaced(self, process: _Process) -> Any:
         """Starts another process on the host of one that ended. Its calls without a row are lost."""
-        self._end_exchange(process.actor)
+        self._end_exchange(process.actor, lost=True)
         with suppress(Exception):
             self.ray.kill(process.actor)  # it may only have been out of reach
         process.actor, process.alone, process.at_work = self._started(process.node), False, 0
@@ -458,9 +458,9 @@ class RayExecutor:
             ask = actor.exchange.remote
             self._exchanges[actor] = Exchange(lambda answers: self.ray.get(ask(answers)), session, check=self._check)
 
-    def _end_exchange(self, actor: Any) -> None:
+    def _end_exchange(self, actor: Any, *, lost: bool = False) -> None:
         if (exchange := self._exchanges.pop(actor, None)) is not None:
-            exchange.close(_CLOSING_S)
+            exchange.close(_CLOSING_S, lost=lost)
 
     def close(self) -> None:
         for actor in list(self._exchanges):

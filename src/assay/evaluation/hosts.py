@@ -8,7 +8,7 @@ has to say, and brings it the answers to what it had asked before. It dies with 
 import itertools
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -235,14 +235,14 @@ class Exchange:
     ) -> None:
         self._exchange, self.session, self._check = exchange, session, check
         self._flights: dict[int, tuple[Flight, Sent]] = {}
-        self._without_row: dict[str, list[tuple[Sent, Reservation]]] = defaultdict(list)  # by rollout
         self._closed = threading.Event()
         self.fault: BaseException | None = None  # ends the evaluation
         self._thread = threading.Thread(target=self._work, name="assay-host", daemon=True)
         self._thread.start()
 
-    def close(self, timeout_s: float) -> None:
-        """Waits for the messages so far. Calls without a row are lost from now on."""
+    def close(self, timeout_s: float, *, lost: bool = False) -> None:
+        """Waits for the messages so far. `lost`: the host has died, and calls of it may have no row."""
+        self.session.recorder.may_lack_rows |= lost
         self._closed.set()
         self._thread.join(timeout_s)
 
@@ -287,22 +287,15 @@ class Exchange:
             return error
         if sent is not None:
             self._flights[asked.number] = (flight, sent)
-            self._without_row[asked.owner].append((sent, asked.reserved))
         return sent
 
     def _record(self, recorded: Recorded) -> None:
         self._check(recorded)
         self.session.recorder.take_in(recorded.rollouts, recorded.transitions, unrecorded=recorded.unrecorded)
-        for rollout_id, transition in recorded.transitions:
-            if not transition.cached and self._without_row[rollout_id]:
-                self._without_row[rollout_id].pop(0)
 
     def _lose(self) -> None:
-        """The host says nothing any more: its calls in flight have ended, and those without a row are lost."""
-        meter = self.session.meter
+        """The host says nothing any more: its calls in flight have ended, and its calls may have no row."""
+        self.session.recorder.may_lack_rows |= not self._closed.is_set() or bool(self._flights)
         for flight, _ in self._flights.values():
-            meter.ended(flight)
-        in_flight = {id(sent) for _, sent in self._flights.values()}
-        for sent, reserved in itertools.chain.from_iterable(self._without_row.values()):
-            meter.lose(sent, reserved if id(sent) in in_flight and not sent.settled else Reservation())
-        self._flights, self._without_row = {}, defaultdict(list)
+            self.session.meter.lose(flight)
+        self._flights = {}

@@ -295,7 +295,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             **(stored_fields(task) if task else {}),
         )
         # Unrecorded calls do not pass the meter, so their cap can only be checked between runs.
-        if session.recorder.unrecorded.calls:
+        if session.recorder.missed.calls:
             session.meter.check()
         with session.recorder.rollout(rollout, then_scored=task is not None, key=key):
             note_carried(self.program)

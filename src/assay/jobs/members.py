@@ -107,16 +107,16 @@ def _begun(store: Store, run_id: str) -> list[Member]:
 
 def _used(store: Store, member: Member) -> tuple[dict[str, Usage], Unrecorded]:
     """Usage of a killed process by phase: of its ledger, where this machine has it, else of the calls in the store."""
-    place = ledger_place(store, member.run_id)
+    stored, place = store.spent(member.run_id), ledger_place(store, member.run_id)
+    rows = sum(usage.calls for usage in stored.values())
     if isinstance(place, Path) and not place.is_file():
-        phases = store.spent(member.run_id)
-        return phases, Unrecorded(lost=max(0, member.calls - sum(usage.calls for usage in phases.values())))
+        return stored, Unrecorded(lost=max(0, member.calls - rows))
     ledger = Ledger(place, member.run_id)
     try:
         phases = spent_before(ledger)
-        return phases, Unrecorded(lost=ledger.unanswered + sum(usage.repeated for usage in phases.values()))
     finally:
         ledger.close()
+    return phases, Unrecorded(lost=max(0, sum(usage.calls + usage.repeated for usage in phases.values()) - rows))
 
 
 # -- Processes that run trials of a study that another one leads

@@ -96,7 +96,7 @@ def open_run(
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
         ledger = opened_ledger(opened, recorder, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
-        meter.unrecorded = lambda: recorder.unrecorded.calls
+        meter.unrecorded = lambda: recorder.missed.calls
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             name = config.model_name

@@ -51,9 +51,6 @@ hits = sa.Table(
 )
 
 
-_LOST = "lost"  # in place of the id of a rollout
-
-
 @dataclass
 class Sent:
     """One call of a run.
@@ -74,11 +71,6 @@ class Sent:
     cost_usd: float = 0.0
     unpriced: int = 0
     failed: int = 0
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it has no row in the store: its process was killed before its answer, or before its row was there."""
-        return not self.settled or self.owner == _LOST
 
     def settle(
         self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool
@@ -102,7 +94,6 @@ _SEND = f"{_ROW} ON CONFLICT (run, key, attempt) DO UPDATE SET sends = calls.sen
 _SETTLE = """UPDATE calls SET settled = settled + :settled, cost_usd = cost_usd + :cost_usd,
     prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, unpriced = :unpriced, failed = :failed
     WHERE run = :run AND key = :key AND attempt = :attempt"""
-_LOSE = "UPDATE calls SET owner = :owner WHERE run = :run AND key = :key AND attempt = :attempt"
 _HIT = "INSERT INTO hits (run, id, phase, count) VALUES (:run, :id, :phase, :count) ON CONFLICT DO NOTHING"
 _EARLIER = f"SELECT {_COLUMNS} FROM calls WHERE run = :run"
 _EARLIER_HITS = "SELECT id, phase, count FROM hits WHERE run = :run"
@@ -176,12 +167,6 @@ class Ledger:
         with self._lock:
             self._write(_SETTLE, {**vars(row), **paid})
 
-    def lost(self, row: Sent) -> None:
-        """Store that no answer to a call will be recorded."""
-        with self._lock:
-            row.owner = _LOST
-            self._write(_LOSE, vars(row))
-
     def claim(self, key: str) -> Sent | None:
         """The call that an answer from the response cache replays: one sent by this rollout before a kill."""
         digest, owner, last = bytes.fromhex(key), self.owner(), None
@@ -212,12 +197,6 @@ class Ledger:
         """Calls of earlier processes that were sent, and neither answered nor failed before a kill."""
         with self._lock:
             return [row for row in self._earlier.values() if row.settled < row.sends]
-
-    @property
-    def unanswered(self) -> int:
-        """Number of calls of earlier processes that have no row in the store."""
-        with self._lock:
-            return sum(row.is_lost for row in self._earlier.values())
 
     def totals(self) -> list[tuple[str, dict[str, float]]]:
         """Spending of earlier processes by phase, as fields of `assay.models.meter.Usage`."""

@@ -1,10 +1,10 @@
 """Counts calls, tokens and dollars by phase, and stops a run at its caps.
 
 A call is counted before it is sent, and what it may cost at most is reserved. A cap on calls is therefore never
-exceeded; a cap on tokens or dollars is exceeded by what calls in flight cost beyond their reservation at most. Where a
-call does not fit, the calls in flight are waited for first: they may cost less than was reserved, and their answers
-are recorded before the run stops. Answers from the response cache cost nothing and are counted separately. With a
-ledger the counts survive a kill.
+exceeded, whether they are sent again after a kill or not; a cap on tokens or dollars is exceeded by what calls in
+flight cost beyond their reservation at most. Where a call does not fit, the calls in flight are waited for first: they
+may cost less than was reserved, and their answers are recorded before the run stops. Answers from the response cache
+cost nothing and are counted separately. With a ledger the counts survive a kill.
 """
 
 import threading
@@ -91,9 +91,6 @@ class Reservation:
     least_cost_usd: float = 0.0
 
 
-_NOTHING = Reservation()
-
-
 @dataclass(eq=False)
 class Flight:
     """A call that was sent and is not recorded yet."""
@@ -154,8 +151,7 @@ class Meter:
         self._flights: list[Flight] = []
         self._cancelled = False
         self.longest_answer = 0  # completion tokens
-        self.lost = 0 if ledger is None else ledger.unanswered  # calls that were sent and have no row
-        self._held = Reservation()  # for those of this process: what they cost is not known
+        self._held = Reservation()  # for calls of processes that have died: what they cost is not known
         self._made_calls: dict[str, int] = {}
         self._later_phases: dict[str, Usage] = {}
         self._aside = Usage()
@@ -311,17 +307,12 @@ class Meter:
             self._flights.remove(flight)
             self._landed.notify_all()
 
-    def lose(self, sent: Sent, reserved: Reservation = _NOTHING) -> None:
-        """Record that no row of a call will be stored, because the process that made it has died.
-
-        Args:
-            reserved: for a call that may still have cost something: it stays reserved.
-        """
+    def lose(self, flight: Flight) -> None:
+        """A call is no longer in flight, because its process has died. What was reserved stays reserved."""
+        held, reserved = self._held, flight.reserved
         with self._lock:
-            self.lost += 1
-            self._held = Reservation(self._held.tokens + reserved.tokens, self._held.cost_usd + reserved.cost_usd)
-        if self.ledger is not None:
-            self.ledger.lost(sent)
+            self._held = Reservation(held.tokens + reserved.tokens, held.cost_usd + reserved.cost_usd)
+        self.ended(flight)
 
     def _in_flight(self) -> list[Flight]:
         return [flight for meter in (self, *self._sharing) for flight in meter._flights.copy()]
@@ -363,7 +354,6 @@ class Meter:
         """
         with self._lock:  # one lock for check and count, or two threads would both take the last call
             before = self.ledger.known(key) if self.ledger is not None and key else None
-            was_lost = before is not None and before.is_lost
             self.check(counted=before is not None, reserved=reserved)
             sent = (
                 self.ledger.send(key or uuid.uuid4().hex, self.phase, owner=owner)
@@ -375,7 +365,6 @@ class Meter:
                 usage.calls += 1
             else:
                 usage.repeated += 1
-                self.lost -= was_lost  # it is among those sent again from now on
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + 1
         return sent
 
@@ -383,7 +372,8 @@ class Meter:
         """Raise what `reserve` would raise, without reserving: for calls that are metered elsewhere and added later.
 
         Args:
-            counted: the call is already in `calls`, because an earlier process of this run sent it.
+            counted: the call is already in `calls`, because an earlier process of this run sent it. A cap on calls
+                limits how often they are sent, one on those of the search how many there are.
             reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight. The first
                 call is stopped if what it takes at least does not fit.
         """
@@ -403,7 +393,7 @@ class Meter:
                     "Cap calls or tokens instead",
                     what="dollars",
                 )
-            later, calls = self._reserved(spent=True), None if counted else self.caps.calls
+            later = self._reserved(spent=True)
             searches = None if counted or self.phase != "search" else self.caps.search_calls
             amounts = call if flights or call.exact else Reservation()
             if not flights and not call.exact and not used.tokens and not used.cost_usd:
@@ -411,24 +401,33 @@ class Meter:
             held = [self._held, *(flight.reserved for flight in flights)]
             tokens, usd = sum(part.tokens for part in held), sum(part.cost_usd for part in held)
             spent: dict[str, float] = {
-                "calls": used.calls + self.unrecorded(), "search_calls": search, "tokens": used.tokens,
+                "calls": used.calls + used.repeated + self.unrecorded(), "search_calls": search, "tokens": used.tokens,
                 "cost_usd": used.cost_usd,
             }  # fmt: skip
             if self.shared is not None:
                 need = {
-                    "calls": spent["calls"] + later.calls + (not counted),
+                    "calls": spent["calls"] + later.calls + 1,
                     "search_calls": search + (self._aside.calls + (not counted) if self.phase == "search" else 0),
                     "tokens": used.tokens + later.tokens + tokens + amounts.tokens,
                     "cost_usd": used.cost_usd + later.cost_usd + usd + amounts.cost_usd,
                 }
                 elsewhere = self.shared.reserve(need, self.caps)
                 spent = {name: value + elsewhere[name] for name, value in spent.items()}
-            self._fit("calls", spent["calls"], calls, later.calls)
+            self._fit("calls", spent["calls"], self.caps.calls, later.calls, again=used.repeated)
             self._fit("search calls", spent["search_calls"], searches, self._aside.calls)
             self._fit("tokens", spent["tokens"], self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", spent["cost_usd"], self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
 
-    def _fit(self, unit: str, value: float, cap: float | None, kept: float, held: float = 0, amount: float = 0) -> None:
+    def _fit(
+        self,
+        unit: str,
+        value: float,
+        cap: float | None,
+        kept: float,
+        held: float = 0,
+        amount: float = 0,
+        again: int = 0,
+    ) -> None:
         """Raise `BudgetExceeded` unless the next call fits under a cap.
 
         Args:
@@ -436,6 +435,7 @@ class Meter:
             kept: part of the cap that is reserved for later phases.
             held: reserved for the calls in flight.
             amount: reserved for the next call.
+            again: part of `value` that was sent again after a kill.
         """
         if cap is None or (value + held < cap - kept and value + held + amount <= cap - kept + _ROUNDING * cap):
             return
@@ -456,7 +456,8 @@ class Meter:
                 f"{amount:g}",
                 what=unit,
             )
-        raise BudgetExceeded(f"the cap of {counted(cap, unit)} is reached", what=unit)
+        repeated = f": {counted(again, 'calls')} were sent again after a kill" if again else ""
+        raise BudgetExceeded(f"the cap of {counted(cap, unit)} is reached{repeated}", what=unit)
 
     def add(self, spent: Usage) -> None:
         """Add the usage of another meter to the current phase."""
@@ -506,9 +507,10 @@ class Meter:
         return self.ends_without_server and self._refused >= REFUSED and lasts
 
     @property
-    def not_stored(self) -> int:
-        """Number of calls that have no row because a process was killed; those that were sent again have one row."""
-        return self.usage.repeated + self.lost
+    def answered(self) -> int:
+        """How often calls were sent, by all processes of the run, and are not in flight."""
+        usage = self.usage
+        return usage.calls + usage.repeated - self.in_flight
 
     def replayed(self, key: str, *, owner: str | None = None) -> Sent | None:
         """Record an answer from the response cache; return the call of this rollout that it replays.

@@ -199,6 +199,7 @@ class Recorder(Listener):
         self.phase = self.scope = ""
         self.meter = Meter()  # counts and caps the calls of models that a program made itself
         self.cache: ResponseCache | None = None  # has the answers of those that an earlier process of the run made
+        self.may_lack_rows = resumed  # a process that made calls of this run was killed, or may have been
         self.resumed, self._ids = resumed, RolloutIds() if replayable else None
         self._missed = UnrecordedCalls(unrecorded)
         self.texts = TaskTexts()  # tasks that may be used as demonstrations
@@ -367,9 +368,13 @@ class Recorder(Listener):
     @property
     def unrecorded(self) -> Unrecorded:
         """LM calls that are not in the store: those that did not come through an observed engine, as far as they can
-        be detected, and those whose row the store refused."""
-        refused = getattr(self.store, "calls_not_stored", 0)
-        return self._missed.total + Unrecorded(refused=refused, lost=self.meter.not_stored)
+        be detected, those whose row the store refused, and those of processes that were killed. The store has to be
+        settled."""
+        refused, lost = getattr(self.store, "calls_not_stored", 0), 0
+        if self.may_lack_rows and isinstance(self.store, Store):
+            stored = sum(usage.calls for usage in self.store.spent(self.run_id).values())
+            lost = max(0, self.meter.answered - stored - refused)
+        return self._missed.total + Unrecorded(refused=refused, lost=lost)
 
     def recorded_by_hand(self) -> None:
         """Decrement the unrecorded calls of the open rollout, after the caller has recorded one of them itself."""
