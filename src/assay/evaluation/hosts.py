@@ -174,7 +174,7 @@ class HostMeter(Meter):
         self.mail.put(Replayed(key, self.owner() if owner is None else owner))
         return None
 
-    def check(self, *, counted: bool = False, reserved: Reservation | None = None) -> None:
+    def check(self, *, counted: bool = False, failed: bool = False, reserved: Reservation | None = None) -> None:
         """The driver checks each call."""
 
     def give_up(self) -> None:

@@ -110,7 +110,7 @@ def _used(store: Store, member: Member) -> tuple[dict[str, Usage], Unrecorded]:
     stored, place = store.spent(member.run_id), ledger_place(store, member.run_id)
     rows = sum(usage.calls for usage in stored.values())
     if isinstance(place, Path) and not place.is_file():
-        return stored, Unrecorded(lost=max(0, member.calls - rows))
+        return stored, Unrecorded(max(0, member.calls - rows))
     ledger = Ledger(place, member.run_id)
     try:
         phases = spent_before(ledger)

@@ -38,6 +38,7 @@ calls = sa.Table(
     sa.Column("cost_usd", sa.Float, nullable=False),
     sa.Column("unpriced", sa.Integer, nullable=False),
     sa.Column("failed", sa.Integer, nullable=False),
+    sa.Column("again", sa.Integer, nullable=False),
 )
 
 # Answers from the response cache.
@@ -58,6 +59,7 @@ class Sent:
     `attempt`: number of times that its process had sent the same request before (after failures).
     `sends`: number of times that it was sent over all processes; more than 1 only if a process was killed.
     `settled`: how many of these are paid for in `cost_usd`.
+    `again`: how many of these repeated one that had not failed: its process was killed before the answer was stored.
     """
 
     key: bytes
@@ -71,6 +73,12 @@ class Sent:
     cost_usd: float = 0.0
     unpriced: int = 0
     failed: int = 0
+    again: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last time that it was sent it failed."""
+        return bool(self.failed and self.settled)
 
     def settle(
         self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool
@@ -90,7 +98,8 @@ class Sent:
 _COLUMNS = ", ".join(column.name for column in calls.c if column.name != "run")
 _ROW = f"INSERT INTO calls (run, {_COLUMNS}) VALUES (:run, :{_COLUMNS.replace(', ', ', :')})"
 # Amounts are added: a process that has lost its job may settle its last calls beside the one that took it over.
-_SEND = f"{_ROW} ON CONFLICT (run, key, attempt) DO UPDATE SET sends = calls.sends + 1, owner = excluded.owner"
+_SEND = f"{_ROW} ON CONFLICT (run, key, attempt) DO UPDATE SET sends = calls.sends + 1, owner = excluded.owner, \
+again = calls.again + excluded.again"
 _SETTLE = """UPDATE calls SET settled = settled + :settled, cost_usd = cost_usd + :cost_usd,
     prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, unpriced = :unpriced, failed = :failed
     WHERE run = :run AND key = :key AND attempt = :attempt"""
@@ -153,8 +162,9 @@ class Ledger:
             self._sent[digest] += 1
             self._claimed.add(digest)
             row = self._earlier.get((digest, attempt)) or Sent(digest, attempt, owner, phase, sends=0)
-            row.sends, row.owner = row.sends + 1, owner
-            self._write(_SEND, {**vars(row), "sends": 1})
+            again = int(row.sends > 0 and not row.has_failed)
+            row.sends, row.owner, row.again = row.sends + 1, owner, row.again + again
+            self._write(_SEND, {**vars(row), "sends": 1, "again": again})
         return row
 
     def settled(self, row: Sent, before: Sent) -> None:
@@ -197,6 +207,12 @@ class Ledger:
         """Calls of earlier processes that were sent, and neither answered nor failed before a kill."""
         with self._lock:
             return [row for row in self._earlier.values() if row.settled < row.sends]
+
+    @property
+    def again(self) -> int:
+        """How often earlier processes sent a call again that had not failed."""
+        with self._lock:
+            return sum(row.again for row in self._earlier.values())
 
     def totals(self) -> list[tuple[str, dict[str, float]]]:
         """Spending of earlier processes by phase, as fields of `assay.models.meter.Usage`."""

@@ -151,6 +151,7 @@ class Meter:
         self._flights: list[Flight] = []
         self._cancelled = False
         self.longest_answer = 0  # completion tokens
+        self._again = 0 if ledger is None else ledger.again  # calls sent again after a kill, which count against caps
         self._held = Reservation()  # for calls of processes that have died: what they cost is not known
         self._made_calls: dict[str, int] = {}
         self._later_phases: dict[str, Usage] = {}
@@ -354,7 +355,8 @@ class Meter:
         """
         with self._lock:  # one lock for check and count, or two threads would both take the last call
             before = self.ledger.known(key) if self.ledger is not None and key else None
-            self.check(counted=before is not None, reserved=reserved)
+            failed = before is not None and before.has_failed
+            self.check(counted=before is not None, failed=failed, reserved=reserved)
             sent = (
                 self.ledger.send(key or uuid.uuid4().hex, self.phase, owner=owner)
                 if self.ledger is not None
@@ -365,15 +367,17 @@ class Meter:
                 usage.calls += 1
             else:
                 usage.repeated += 1
+                self._again += not failed
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + 1
         return sent
 
-    def check(self, *, counted: bool = False, reserved: Reservation | None = None) -> None:
+    def check(self, *, counted: bool = False, failed: bool = False, reserved: Reservation | None = None) -> None:
         """Raise what `reserve` would raise, without reserving: for calls that are metered elsewhere and added later.
 
         Args:
             counted: the call is already in `calls`, because an earlier process of this run sent it. A cap on calls
-                limits how often they are sent, one on those of the search how many there are.
+                limits how often it is sent, one on those of the search how many there are.
+            failed: it is counted and has failed: no cap on calls limits how often it is tried.
             reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight. The first
                 call is stopped if what it takes at least does not fit.
         """
@@ -401,19 +405,19 @@ class Meter:
             held = [self._held, *(flight.reserved for flight in flights)]
             tokens, usd = sum(part.tokens for part in held), sum(part.cost_usd for part in held)
             spent: dict[str, float] = {
-                "calls": used.calls + used.repeated + self.unrecorded(), "search_calls": search, "tokens": used.tokens,
+                "calls": used.calls + self._again + self.unrecorded(), "search_calls": search, "tokens": used.tokens,
                 "cost_usd": used.cost_usd,
             }  # fmt: skip
             if self.shared is not None:
                 need = {
-                    "calls": spent["calls"] + later.calls + 1,
+                    "calls": spent["calls"] + later.calls + (not failed),
                     "search_calls": search + (self._aside.calls + (not counted) if self.phase == "search" else 0),
                     "tokens": used.tokens + later.tokens + tokens + amounts.tokens,
                     "cost_usd": used.cost_usd + later.cost_usd + usd + amounts.cost_usd,
                 }
                 elsewhere = self.shared.reserve(need, self.caps)
                 spent = {name: value + elsewhere[name] for name, value in spent.items()}
-            self._fit("calls", spent["calls"], self.caps.calls, later.calls, again=used.repeated)
+            self._fit("calls", spent["calls"], None if failed else self.caps.calls, later.calls, again=self._again)
             self._fit("search calls", spent["search_calls"], searches, self._aside.calls)
             self._fit("tokens", spent["tokens"], self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", spent["cost_usd"], self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
