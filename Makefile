@@ -119,7 +119,8 @@ figures: $(VENV)/.dev
 
 # Tests that kill processes, fill disks and wait for what hangs. Then twenty kills of each kind of job and three of each
 # training, compared with unkilled runs (about a quarter of an hour on two cores). Then 10,000 calls through the gateway
-# on each database, while processes are killed and the store is locked, full or away (another half an hour).
+# on each database, while processes are killed and the store is locked, full or away (another half an hour), and two
+# gateways on one store.
 chaos: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	$(PYTEST) -m chaos --durations=20
@@ -127,6 +128,7 @@ chaos: $(VENV)/.dev
 	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite
 	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_machines.py
+	$(BIN)/python benchmarks/chaos_gateways.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 100
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql --database
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_ray.py

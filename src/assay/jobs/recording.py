@@ -85,6 +85,7 @@ class Recording:
                 output=output,
                 started_at=time.time(),
             )
+            self.recorder.identify(self.rollout, transition)
             self.rollout.transitions.append(transition)
             self.recorder.recorded_by_hand()
         self._by_hand.add(transition.t)
@@ -208,7 +209,7 @@ def record(
             inside.enter_context(dspy.context(lm=with_recording(lm, observers=[recorder.observe])))
         inside.enter_context(recorder.active())
         try:
-            with recorder.rollout(rollout):
+            with recorder.rollout(rollout, shared="id" in fields):
                 try:
                     yield recording
                 except Exception as error:

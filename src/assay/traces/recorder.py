@@ -39,7 +39,7 @@ from assay.traces.places import (
     others_open,
     rollouts_of,
 )
-from assay.traces.records import Rollout, ToolCall, Transition
+from assay.traces.records import Rollout, ToolCall, Transition, new_id
 from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
 
@@ -208,6 +208,7 @@ class Recorder(Listener):
         self._lock = threading.Lock()
         self._stopped = False
         self._running: set[int] = set()  # ids of the records of running tool calls
+        self._shared: set[str] = set()  # ids of rollouts whose calls other processes may record too
         self._loose: dict[tuple[str, str], Rollout] = {}
 
     def __deepcopy__(self, memo: object) -> "Recorder":
@@ -221,13 +222,18 @@ class Recorder(Listener):
             yield
 
     @contextmanager
-    def rollout(self, rollout: Rollout, *, then_scored: bool = False, key: str | None = None) -> Iterator[Rollout]:
+    def rollout(
+        self, rollout: Rollout, *, then_scored: bool = False, key: str | None = None, shared: bool = False
+    ) -> Iterator[Rollout]:
         """Open a rollout. It is written when it opens and when it closes, also after an exception.
 
         Args:
             then_scored: `scored` is called next and writes the rollout again.
             key: Key of its task, if already computed.
+            shared: Other processes may record calls of a rollout with this id: the store numbers the turns.
         """
+        if shared:
+            self._shared.add(rollout.id)
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
         if self._ids is not None:
             rollout.id = self._ids.of(rollout, scope=self.scope, key=key)
@@ -247,6 +253,12 @@ class Recorder(Listener):
             rollout.ended_at = time.time()
             self._write_rollout(rollout, interim=then_scored)
             self._trim(rollout)
+
+    def identify(self, rollout: Rollout, transition: Transition) -> None:
+        """Give a new call an id of its own, and its time by the clock of the store, if its rollout is shared."""
+        if rollout.id in self._shared and self.store is not None:
+            transition.id = new_id()
+            transition.started_at += self.store.clock.now() - time.time()
 
     @contextmanager
     def checking(self, rollout: Rollout, *, name: str) -> Iterator[None]:
@@ -402,6 +414,7 @@ class Recorder(Listener):
                 shown_tasks=shown_tasks,
                 agent=current_agent(),
             )
+            self.identify(rollout, transition)
             rollout.transitions.append(transition)
             if not rollout.model:
                 rollout.model, rollout.adapters = call.model, call.adapters

@@ -110,6 +110,14 @@ class Transition(Call):
     step_rewards: dict[str, float] = field(default_factory=dict)
     return_: float | None = None
     agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`; header `x-assay-agent`
+    # Set where several processes may record calls of the rollout: the store then numbers the calls anew, see
+    # `assay.traces.store.turns`. None: `t` is the turn.
+    id: str | None = None
+
+    @property
+    def key(self) -> str | int:
+        """What says within the rollout which call it is: its id, or the turn where it has none."""
+        return self.t if self.id is None else self.id
 
 
 @dataclass(kw_only=True)

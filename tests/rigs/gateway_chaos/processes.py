@@ -66,6 +66,10 @@ class Process:
             await asyncio.sleep(0.3)
         raise RuntimeError(f"{self.name} did not start; see {self.folder / self.name}.err")
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     async def kill(self) -> None:
         assert self._process is not None
         sent = time.time()
@@ -84,7 +88,7 @@ class Process:
         return self.lives[-1]
 
     def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.alive:
             self._process.kill()
             self._process.wait()
 

@@ -7,7 +7,7 @@ with the conversation. They run after the request was sent, so that the caller d
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -61,13 +61,26 @@ class Turns:
 
 @asynccontextmanager
 async def sent(
-    asking: AbstractAsyncContextManager[Reply], turns: Turns, meanwhile: Callable[[], None]
+    asking: AbstractAsyncContextManager[Reply],
+    turns: Turns,
+    meanwhile: Callable[[], None],
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Reply]:
-    """The answer of an upstream. Calls `meanwhile` exactly once, after the request was sent, also if it fails."""
+    """The answer of an upstream. Calls `meanwhile` exactly once, after the request was sent, also if it fails.
+
+    Args:
+        before: awaited before `meanwhile`, after the request was sent.
+    """
     async with AsyncExitStack() as stack:
         sending = asyncio.create_task(stack.enter_async_context(asking))
         try:
-            await turns.record(meanwhile, later=_WRITES)
+            try:
+                if before is not None:
+                    for _ in range(_WRITES):
+                        await asyncio.sleep(0)
+                    await before()
+            finally:
+                await turns.record(meanwhile, later=0 if before is not None else _WRITES)
             reply = await sending
         except BaseException:
             sending.cancel()
@@ -101,7 +114,7 @@ class Call:
         self._path, self._in_path, self._naming = path, in_path, naming
         agent = readable(request.headers.get("x-assay-agent", ""))
         self._agent = check_agent_name(agent, "x-assay-agent") if agent else ""
-        self._began, self._clock = time.time(), time.perf_counter()
+        self._began, self._clock = rollouts.store.clock.now(), time.perf_counter()
         self.passed = Passed()
         self.passed.secrets = sent_secrets(request)
         self.live: Live | None = None
@@ -154,12 +167,13 @@ class Call:
         model = used.named or requested_model({**body, **self._in_path}, self._path)
         if not live.rollout.model:
             live.rollout.model = model
-            self._rollouts.put(live)
+            self._rollouts.put_beginning(live, "model")
         if isinstance(used, EmbeddedUpstream):
             body, constrained = used.answered_body(self._dialect, body), constrained or client_request.insists
         request = {"dialect": self._dialect, **self._in_path, "body": body}
+        turn = self._rollouts.register_call(live, client_request, self._began)
         self._transition = Transition(
-            t=self._rollouts.register_call(live, client_request), model=model, weights=used.weights,
+            t=turn, id=None if live.adopted else str(live.calls[turn]), model=model, weights=used.weights,
             adapters=tuple(used.adapters), request=request, started_at=self._began, agent=self._agent,
             constrained=constrained,
         )  # fmt: skip
@@ -186,7 +200,7 @@ class Call:
         rollout.task_id = self._naming.get("x-assay-task", "")[:1000] or task_key(rollout.inputs)
         if rollout.group_id in by_key:
             rollout.group_id = self._naming.get("x-assay-group", "")[:1000] or rollout.task_id
-        self._rollouts.put(live)
+        self._rollouts.put_beginning(live, "task_id", "group_id", "inputs", at=self._began)
 
     def keep(self) -> bool:
         """Stores a call that has ended as a transition. An answer that cannot be read is stored as text with an error.
@@ -200,7 +214,9 @@ class Call:
             return False
         answer = self._answer(passed, live, transition)
         if not live.upstream.named and (name := answering_model(transition.response)) is not None:
-            live.rollout.model = name if live.rollout.model == transition.model else live.rollout.model
+            if live.rollout.model == transition.model != name:
+                live.rollout.model = name
+                self._rollouts.put_beginning(live, "model")
             transition.model = name
         again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
         try:

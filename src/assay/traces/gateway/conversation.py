@@ -6,6 +6,7 @@ one; a conversation that begins with the rollout's messages so far; the next pro
 continues twice from the same point, the second continuation is a new rollout. Does not use HTTP.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from assay.traces.messages.final_answer import Prompt, asked_outputs, output_val
 
 _LARGE = 16_384  # characters of an answer that are kept for comparison
 _OUTPUTS = 200  # output values of a rollout that are kept for comparison
+_PREFIXES = 8  # answers of a conversation, the latest ones, that are looked up in the store
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Trail:
     outputs: list[tuple[str, str]] = field(default_factory=list)  # fields of all its answers to such prompts
     latest: list[tuple[str, str]] = field(default_factory=list)  # of the last one
     entries: set[tuple[str, Any]] = field(default_factory=set)  # the keys under which the indexes list it
+    shared: set[tuple[str, Any]] = field(default_factory=set)  # those of them that the store has
 
 
 class _Rollout(Protocol):
@@ -148,6 +151,35 @@ class Conversations(Generic[R]):
     def _at(self, kind: str, key: Any) -> list[R]:
         return [live for id_ in self.index.get(kind, {}).get(key, ()) if (live := self._open.get(id_)) is not None]
 
+    # -- keys in the store, by which other gateways find a rollout
+
+    def new_keys(self, live: R) -> list[str]:
+        """The keys of a rollout that were not returned before, as the store has them."""
+        new = live.trail.entries - live.trail.shared
+        live.trail.shared |= new
+        return [stored_key(kind, key) for kind, key in new]
+
+    def add(self, live: R, kind: str, key: Any) -> None:
+        """Adds a key under which the store has a rollout."""
+        self._add_to_index(live, kind, key)
+        live.trail.shared.add((kind, key))
+        if kind == "failed":
+            live.trail.failed = key
+
+    @staticmethod
+    def keys_of(request: ClientRequest) -> dict[str, tuple[str, Any]]:
+        """The keys by which `find` would find the rollout of a request, by their form in the store."""
+        keys: list[tuple[str, Any]] = [("trace", request.trace), ("thread", request.thread)]
+        keys += [("response", request.previous), *(("item", item) for item in request.references)]
+        keys += [("call", call_id) for call_id in request.results]
+        answers = [at for at, message in enumerate(request.messages) if message.get("role") == "assistant"][-_PREFIXES:]
+        keys += [("answer", request.chain[at]) for at in answers]
+        keys += [("request", request.chain[at - 1]) for at in answers if at]
+        keys += [("section", section) for section in Prompt.of(request.messages).sections.items()]
+        if request.chain:
+            keys += [("failed", request.chain[-1]), *([("request", request.chain[-1])] if request.insists else [])]
+        return {stored_key(kind, key): (kind, key) for kind, key in keys if key}
+
     # -- finding
 
     def find(self, request: ClientRequest) -> R | None:
@@ -218,6 +250,11 @@ class Conversations(Generic[R]):
             if (share := prompt.follows(live.trail.prompt, live.trail.outputs, live.trail.latest)) is not None
         ]
         return min(fits, key=lambda fit: (-fit[0], fit[1].touched))[1] if fits else None
+
+
+def stored_key(kind: str, key: Any) -> str:
+    """The form in which the store has a key of an index: a hash, so that it holds no text of a conversation."""
+    return hashlib.blake2b(repr((kind, key)).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def _first(candidates: Iterable[R], result_ids: Iterable[str]) -> R | None:

@@ -306,7 +306,8 @@ def _named(event: dict[str, Any], name: bytes) -> dict[str, Any]:
 
 async def pass_on(
     request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None],
-    in_turn: Callable[[Callable[[], None]], Awaitable[None]], *, choices: int = 1, streams: bool = False,
+    in_turn: Callable[[Callable[[], None]], Awaitable[None]], written: Callable[[], Awaitable[None]], *,
+    choices: int = 1, streams: bool = False,
 ) -> web.StreamResponse:  # fmt: skip
     """Forwards an answer. A stream is recorded before its last event is sent: the next call may follow at once.
 
@@ -317,6 +318,7 @@ async def pass_on(
     Args:
         keep: records the call.
         in_turn: calls `keep` when it is this call's turn to be recorded.
+        written: awaited after `keep`, before the last part of the answer is sent.
         choices: number of requested choices.
         streams: whether a Gemini stream was requested, which arrives as events or as one JSON list.
     """
@@ -327,17 +329,18 @@ async def pass_on(
     passed.listed = streams and not events and reply.status < 400
     passed.streamed = events or passed.listed
     if not passed.streamed:
-        return await _pass_unstreamed(request, reply, passed, headers, keep)
+        return await _pass_unstreamed(request, reply, passed, headers, keep, written)
     response = passed.response = web.StreamResponse(status=reply.status, headers=headers)
     await response.prepare(request)
     pending = b""
     async for chunk in reply.chunks:
         ended = passed.see(chunk)
         if passed.watch is not None and passed.watch.see(chunk) and not ended and not passed.listed:
-            return await _stopped(response, passed, pending + chunk, keep)
+            return await _stopped(response, passed, pending + chunk, keep, written)
         if ended and not passed.recorded:
             pending, chunk = b"", await _begun(response, pending + chunk)
             await in_turn(keep)
+            await written()
         if streams and pending:
             await response.write(pending)
             pending = b""
@@ -346,7 +349,9 @@ async def pass_on(
             continue
         await response.write(pending + chunk)
         pending = b""
-    keep()  # a broken stream has no last event; it must be stored before the client sees the end
+    if not passed.recorded:
+        keep()  # a broken stream has no last event; it must be stored before the client sees the end
+        await written()
     if pending:
         await response.write(pending)
     await response.write_eof()
@@ -354,8 +359,9 @@ async def pass_on(
 
 
 async def _stopped(
-    response: web.StreamResponse, passed: Passed, last: bytes, keep: Callable[[], None]
-) -> web.StreamResponse:
+    response: web.StreamResponse, passed: Passed, last: bytes, keep: Callable[[], None],
+    written: Callable[[], Awaitable[None]],
+) -> web.StreamResponse:  # fmt: skip
     """Ends a stream whose text repeats itself. The connection to the upstream is closed by the caller."""
     assert passed.watch is not None
     loop = passed.watch.loop
@@ -363,6 +369,7 @@ async def _stopped(
     reason = f"the gateway stopped the answer: its text repeated itself for {words} words"
     passed.fail(reason, FailureKind.LOOP)
     keep()
+    await written()
     await response.write(last[: last.rfind(b"\n\n") + 2] + passed.watch.ending(reason))
     await response.write_eof()
     return response
@@ -379,7 +386,8 @@ async def _begun(response: web.StreamResponse, chunk: bytes) -> bytes:
 
 
 async def _pass_unstreamed(
-    request: web.Request, reply: Any, passed: Passed, headers: CIMultiDict[str], keep: Callable[[], None]
+    request: web.Request, reply: Any, passed: Passed, headers: CIMultiDict[str], keep: Callable[[], None],
+    written: Callable[[], Awaitable[None]],
 ) -> web.StreamResponse:  # fmt: skip
     """Forwards an unstreamed answer as it arrives: some servers send blank lines to keep clients waiting.
 
@@ -406,8 +414,11 @@ async def _pass_unstreamed(
         raise
     if passed.response is None:
         passed.response = web.Response(status=reply.status, body=pending or b"", headers=headers)
+        keep()
+        await written()
         return passed.response
     keep()
+    await written()
     await send()
     await passed.response.write_eof()
     return passed.response

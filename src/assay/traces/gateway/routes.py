@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ from assay.traces.records import Rollout, new_id
 
 FLUSH_S = 25.0  # that a request waits for waiting rows; below `_STORE_S`, so that the store can give its own reason
 _STORE_S = 30.0  # that a request waits for the store
+_OTHERS_S = 1.0  # that a request waits until rows are written that other gateways read
 
 
 class StoreAccess:
@@ -109,6 +111,12 @@ class RolloutRoutes:
         rollout: Rollout | None = await self.store_access.call(self.rollouts.stored, name, waits=False)
         return rollout
 
+    async def _tell_others(self) -> None:
+        """Waits until what was changed is in the store, if other gateways read it there."""
+        if self.rollouts.shared:
+            with suppress(StoreError):
+                await self.store_access.call(self.rollouts.store.written, _OTHERS_S)
+
     async def _body(self, request: web.Request, *, optional: bool = False) -> dict[str, Any]:
         raw = await self.connections.body(request)
         return json_body(raw or b"{}" if optional else raw)
@@ -121,6 +129,7 @@ class RolloutRoutes:
         if name is not None and (recent := self.rollouts.open_or_recent(name)) is not None:
             existing = recent.rollout
         live = self.rollouts.begin(self._upstream(), name, body, existing=existing)
+        await self._tell_others()
         token = self.access.token(live.rollout.id)
         base = f"{request.scheme}://{request.host}/r/{token}"
         bases = {"base_url": f"{base}/v1", "anthropic_base_url": base, "gemini_base_url": base}
@@ -139,10 +148,13 @@ class RolloutRoutes:
         """POST …/reward: the score of a rollout or, with `t`, the step reward of a turn."""
         body = await self._body(request)
         value = body.get("reward", body.get("value"))
-        stored = await self.stored(self._id(request))
-        rollout = self.rollouts.reward(
-            self._id(request), value, t=body.get("t"), criterion=str(body.get("name", "posted")), stored=stored
-        )
+        name, t = self._id(request), body.get("t")
+        stored = await self.stored(name)
+        if t is not None and self.rollouts.shared:  # another gateway may have recorded the turn
+            with suppress(StoreError):
+                stored = await self.store_access.call(self.rollouts.stored, name, waits=False)
+        criterion = str(body.get("name", "posted"))
+        rollout = self.rollouts.reward(name, value, t=t, criterion=criterion, stored=stored)
         return web.json_response({"id": rollout.id})
 
     async def close(self, request: web.Request) -> web.Response:
@@ -158,6 +170,7 @@ class RolloutRoutes:
         rollout = self.rollouts.close(
             name, status=status, prediction=prediction, error=error, failure=failure, stored=stored
         )
+        await self._tell_others()
         return web.json_response({"id": rollout.id, "status": rollout.status})
 
     async def feedback(self, request: web.Request) -> web.Response:

@@ -31,6 +31,7 @@ from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
 from assay.traces.gateway.requests import json_body, parsed_or_none, sent_secrets
 from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StoreAccess
 from assay.traces.gateway.sessions import LiveRollouts
+from assay.traces.gateway.sharing import EVERY_S, Sharing
 from assay.traces.gateway.upstreams import (
     EmbeddedUpstream,
     HttpUpstream,
@@ -102,6 +103,7 @@ class Gateway:
         self._turns = Turns()
         self._several = False  # open rollouts have other upstreams than new ones
         self._store_access = StoreAccess()
+        self._sharing = Sharing(self.rollouts, self._store_access)
         self._routes = RolloutRoutes(
             self.rollouts, self.access, self.connections, self._store_access, lambda: self.upstream
         )
@@ -143,18 +145,27 @@ class Gateway:
             while True:
                 await asyncio.sleep(min(30.0, max(0.05, self.rollouts.idle_s / 4)))
                 try:
+                    await self._sharing.drop_ended()
                     self.rollouts.sweep()
                     self._several = any(live.upstream is not self.upstream for live in self.rollouts.open.values())
                     await self._settle()
                 except Exception as error:  # the next sweep must still run
                     _LOG.error("idle rollouts could not be ended: %s: %s", type(error).__name__, error)
 
-        task = asyncio.create_task(sweeping())
+        async def looking() -> None:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                await self._sharing.look()
+
+        await self._sharing.arrive()
+        tasks = [asyncio.create_task(sweeping()), asyncio.create_task(looking())]
         yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._sharing.drop_ended()
         self.rollouts.sweep(all_of_them=True)
+        await self._sharing.leave()
         for upstream in self._upstreams:
             await upstream.close()
         self._store_access.shutdown()
@@ -246,10 +257,11 @@ class Gateway:
         try:
             passed_headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
             asking = upstream.ask(UpstreamCall(dialect, body, raw, passed_headers, query, path))
-            async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
+            before = partial(self._sharing.catch_up, call, upstream) if self._sharing.met else None
+            async with sent(asking, self._turns, partial(call.begin, upstream), before) as reply:
                 return await pass_on(
                     request, reply, passed, call.rollout_id, partial(self._keep, call), self._turns.record,
-                    choices=requested_choices(dialect, body), streams=streams,
+                    self._sharing.written, choices=requested_choices(dialect, body), streams=streams,
                 )  # fmt: skip
         except AssayError as error:  # such as a missing package: the caller gets the message
             passed.fail(str(error), FailureKind.MODEL)
@@ -293,10 +305,11 @@ class Gateway:
                 raise ConfigError("a rollout's name may have at most 200 characters")
             stored = await self._routes.stored(name)
             by_token = caller.rollout is not None and not caller.has_key
-            if by_token and self.rollouts.was_ended(name, stored):
+            if by_token and (self.rollouts.was_ended(name, stored) or await self._sharing.was_ended(name)):
                 raise Refused(403, "the rollout of this token has ended: open a new one, or use the gateway's key")
             call.of(self.rollouts.named(name, self.upstream, stored), name, reopens=not by_token)
         elif self._several:
+            await self._sharing.catch_up(call, self.upstream)
             call.of(self.rollouts.of_conversation(call.client_request(), self.upstream))
         upstream: Upstream = self.upstream if call.live is None else call.live.upstream
         return upstream

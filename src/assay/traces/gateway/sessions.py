@@ -6,7 +6,7 @@ that begin with the same messages, tools and schema belong to one task and one g
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,12 @@ from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.support.names import nearest, one_of
 from assay.traces.gateway.conversation import Conversations, Trail
 from assay.traces.gateway.requests import Beginnings, ClientRequest
-from assay.traces.messages.dialects import Answer, each
+from assay.traces.messages.dialects import Answer, answer_of, each
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.messages.parts import is_tool_error
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
+from assay.traces.store.upserts import POSTED
 
 # -- Rules for what clients send about a rollout: its name, its fields, its status. Does not change rollouts.
 
@@ -145,11 +146,6 @@ def gateway_rollout(rollout: Rollout) -> Rollout:
     return rollout
 
 
-def turn_count(rollout: Rollout) -> int:
-    """The last turn's index plus 1. Earlier turns may be missing if a gateway was killed during concurrent calls."""
-    return max((transition.t for transition in rollout.transitions), default=-1) + 1
-
-
 # -- State of one open rollout in the gateway, which only `assay.traces.gateway.sessions` changes.
 
 
@@ -164,7 +160,11 @@ class Live:
     upstream: Any
     explicit: bool
     adopted: bool = False  # a run of this process opened it: that run writes its row, and keeps its calls in memory
-    turns: int = 0
+    # Its calls so far, by `Transition.key`: a call's turn in this process is its place here. Those of other gateways
+    # are added when this one reads them, see `LiveRollouts.catch_up`.
+    calls: list[str | int] = field(default_factory=list)
+    last_call: float = 0.0  # start of the last call of this gateway
+    latest: float = 0.0  # start of the last call that is known here
     touched: float = field(default_factory=time.monotonic)
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # its final status before a late call reopened it
@@ -172,12 +172,16 @@ class Live:
     # tool calls without a result: key of `ClientRequest.call_keys` -> (turn, index of the call in the turn)
     waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
     turns_in_flight: set[int] = field(default_factory=set)  # turns in flight
-    partial: bool = False  # its row is updated, not replaced: some fields are no longer in memory
     released: set[str] = field(default_factory=set)  # large fields that only the store holds
     trail: Trail = field(default_factory=Trail)  # its position in the index of conversations
     ending: Ending = field(default_factory=lambda: Ending(known=False))  # the result of its last call
     called: set[str] = field(default_factory=set)  # names of the tools it has called
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> int:
+        """Number of its calls that are known here."""
+        return len(self.calls)
 
     @property
     def in_flight(self) -> int:
@@ -215,19 +219,21 @@ def close_abandoned(store: Store, *, idle_s: float) -> dict[str, int]:
     """
     ended = {"done": 0, "error": 0, "running": 0}
     store.flush()
+    now = store.clock.now()
     for rollout_id in [r.id for r in store.rollouts(limit=None) if r.source == "gateway" and r.status == "running"]:
         rollout = store.rollout(rollout_id)
         last_call = max([rollout.started_at, *(t.started_at + t.latency_ms / 1000 for t in rollout.transitions)])
-        if time.time() - last_call < idle_s:
+        if now - last_call < idle_s:
             ended["running"] += 1
             continue
-        answered = rollout.prediction is not None
-        rollout.status = "done" if answered else "error"
-        rollout.failure = None if answered else FailureKind.AGENT
-        rollout.error = None if answered else NEVER_CLOSED
-        rollout.ended_at, rollout.transitions = time.time(), []
-        store.put_rollout(rollout)
-        ended[rollout.status] += 1
+        end: dict[str, Any] = {"status": "done", "error": None, "failure": None}
+        if rollout.prediction is None:
+            end = {"status": "error", "error": NEVER_CLOSED, "failure": FailureKind.AGENT}
+        # Without `answered_at`, a later answer of a gateway that holds it open after all replaces the prediction.
+        end |= {"ended_at": now, "answered_at": None}
+        last = max([rollout.started_at, *(transition.started_at for transition in rollout.transitions)])
+        store.put_changes(rollout_id, end, only="idle", at=last)
+        ended[end["status"]] += 1
     return ended
 
 
@@ -236,6 +242,7 @@ def close_abandoned(store: Store, *, idle_s: float) -> dict[str, int]:
 
 _LARGE_FIELDS = ("inputs", "expected", "metadata", "prediction")
 _LARGE_PART = 4096  # characters of a field from which on only the store holds it
+_READ = 20  # calls of another gateway whose texts are read, the latest ones
 _IN_FLIGHT = "the gateway ended before a call was answered"
 
 
@@ -243,6 +250,15 @@ def _item_ids(transition: Transition) -> list[str]:
     body = (transition.response or {}).get("body") or {}
     items = body.get("output") if transition.request.get("dialect") == "responses" else None
     return [item["id"] for item in each(items) if isinstance(item.get("id"), str)]
+
+
+def read_call(call: Transition) -> tuple[ClientRequest | None, Answer | None]:
+    """Request and answer of a stored call; None for a call that no gateway recorded, and for one without an answer."""
+    dialect, body = call.request.get("dialect"), call.request.get("body")
+    if not isinstance(dialect, str) or not isinstance(body, Mapping):
+        return None, None
+    answered = (call.response or {}).get("body") if call.error is None else None
+    return ClientRequest(dialect, body), answer_of(dialect, answered) if isinstance(answered, Mapping) else None
 
 
 def _positions(live: Live, request: ClientRequest) -> Iterator[tuple[tuple[int, int], str, bool]]:
@@ -277,6 +293,7 @@ class LiveRollouts:
         self.ended: dict[str, Live] = {}  # rollouts whose last row may not be in the database yet
         self.conversations: Conversations[Live] = Conversations(self.open)
         self.beginnings = Beginnings()
+        self.shared = False  # other gateways record in this store
         self.closed = self.unclosed = 0
         self.late_calls = 0  # calls with the token of a rollout that had ended; they were refused
 
@@ -306,15 +323,17 @@ class LiveRollouts:
                 f"rollout {name!r} exists already: choose another name, or send calls under this name to continue it"
             )
         rollout = Rollout(
-            id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve", **checked
-        )
+            id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve",
+            started_at=self.store.clock.now(), **checked,
+        )  # fmt: skip
         rollout.model, rollout.adapters = upstream.named, tuple(upstream.adapters)
         if name and rollout.id != name:
             rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
         rollout.task_id = rollout.task_id or task_key(rollout.inputs)
         rollout.group_id = rollout.group_id or rollout.task_id
         live = self.open[rollout.id] = Live(rollout, upstream, explicit)
-        self.put(live)
+        self.store.begin_rollout(rollout)
+        self._release_texts(live)
         return live
 
     def adopt(self, rollout: Rollout, upstream: Any) -> Live:
@@ -338,19 +357,39 @@ class LiveRollouts:
         rollout.transitions.sort(key=lambda transition: transition.t)
         self.ended[rollout.id] = live
 
-    def put(self, live: Live) -> None:
-        """Writes a rollout's row. Large fields leave memory then: open rollouts must not hold every prompt."""
+    def put(self, live: Live, *names: str, only: str = "", at: float = 0.0, **more: Any) -> None:
+        """Writes fields of a rollout to its row.
+
+        Args:
+            only, at: see `Store.put_changes`.
+            more: columns that a rollout in memory does not have.
+        """
         if live.adopted:
             return
-        if live.partial:
-            self.store.put_changes(live.rollout, without=live.released)
-        else:
-            self.store.put_rollout(live.rollout)
+        values = {name: getattr(live.rollout, name) for name in names if name not in live.released} | more
+        self.store.put_changes(live.rollout.id, values, only=only, at=at)
+        self._release_texts(live)
+
+    def put_keys(self) -> None:
+        """Writes the keys of all open conversations, for another gateway that has come."""
+        for live in self.open.values():
+            if not live.adopted:
+                self.store.put_keys(live.rollout.id, self.conversations.new_keys(live))
+
+    def put_beginning(self, live: Live, *names: str, at: float | None = None) -> None:
+        """Writes fields of a rollout's beginning, unless another gateway has begun it earlier.
+
+        Args:
+            at: start of the call that tells them; None: they are of the rollout's begin.
+        """
+        self.put(live, *names, only="begun", at=live.rollout.started_at if at is None else at)
+
+    def _release_texts(self, live: Live) -> None:
+        """Drops large fields from memory once they were written: open rollouts must not hold every prompt."""
         for name in _LARGE_FIELDS:
             value = getattr(live.rollout, name)
             if value and sum(len(v) if isinstance(v, str) else _LARGE_PART for v in value.values()) > _LARGE_PART:
                 live.released.add(name)
-                live.partial = True
                 setattr(live.rollout, name, {})
 
     def open_or_recent(self, name: str) -> Live | None:
@@ -416,18 +455,55 @@ class LiveRollouts:
             return self._reopened(ended)
         if rollout is None:
             return self.begin(upstream, name)
-        gateway_rollout(rollout)
-        called = {tool.name for tool in rollout.tools}
-        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=turn_count(rollout), called=called)
-        rollout.transitions = []
+        return self.take_up(gateway_rollout(rollout), upstream)
+
+    def take_up(self, rollout: Rollout, upstream: Any, *, explicit: bool = True) -> Live:
+        """Opens a rollout of another gateway, or of an earlier one, as the store has it."""
+        live = self.open[rollout.id] = Live(rollout, upstream, explicit)
+        calls, rollout.transitions = rollout.transitions, []
+        self.catch_up(live, calls)
+        self._release_texts(live)
         return self._reopened(live)
+
+    def catch_up(self, live: Live, calls: Sequence[Transition]) -> None:
+        """Adds calls of other gateways to the state of a rollout.
+
+        Args:
+            calls: calls of the rollout in the store, in order. Those that are known already are left out.
+        """
+        known = set(live.calls)
+        added = [call for call in calls if call.key not in known]
+        for call in added:
+            live.calls.append(call.key)
+            live.called.update(tool.name for tool in call.tools)
+        first = len(live.calls) - len(added)
+        for turn, call in list(enumerate(added, first))[-_READ:]:
+            request, answer = read_call(call)
+            if request is None:
+                continue
+            self.conversations.index_request(live, request)
+            is_last, live.latest = call.started_at >= live.latest, max(call.started_at, live.latest)
+            if is_last:
+                live.broken = call.failure if call.error is not None else None
+            if answer is None:
+                continue
+            keys = enumerate(zip(request.call_keys(answer), call.tools, strict=False))
+            waiting = {key: (turn, at) for at, (key, tool) in keys if tool.result is None and tool.error is None}
+            live.waiting.update(waiting)
+            if is_last:  # else the conversation has gone on from here
+                body = (call.response or {}).get("body") or {}
+                response_id = body.get("id") if request.dialect in ("responses", "messages") else None
+                self.conversations.answered(live, request, answer, response_id, _item_ids(call))
 
     def _reopened(self, live: Live) -> Live:
         rollout = live.rollout
         live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
         live.scored = rollout.score is not None and rollout.status != "running"
+        had_ended = rollout.status != "running"
         rollout.status, rollout.ended_at = "running", None
         self.open[rollout.id] = live
+        if had_ended:
+            self.put(live, "status", "ended_at")
         return live
 
     def of_conversation(self, request: ClientRequest, upstream: Any) -> Live:
@@ -439,16 +515,17 @@ class LiveRollouts:
 
     # -- calls
 
-    def register_call(self, live: Live, request: ClientRequest) -> int:
-        """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
+    def register_call(self, live: Live, request: ClientRequest, started_at: float) -> int:
+        """Registers a call, stores the tool results in it, and returns its turn."""
         self.conversations.index_request(live, request)
-        for position, result, failed in _positions(live, request):
-            self.store.put_tool_result(live.rollout.id, *position, result[:20_000], failed=failed)
+        for (turn, index), result, failed in _positions(live, request):
+            self.store.put_tool_result(live.rollout.id, live.calls[turn], index, result[:20_000], failed=failed)
             if live.adopted:
-                keep_tool_result(live.rollout, *position, result[:20_000], failed=failed)
-        turn, live.turns = live.turns, live.turns + 1
+                keep_tool_result(live.rollout, turn, index, result[:20_000], failed=failed)
+        turn = live.turns
+        live.calls.append(turn if live.adopted else new_id())
         live.turns_in_flight.add(turn)
-        live.touched = time.monotonic()
+        live.touched, live.last_call, live.latest = time.monotonic(), started_at, max(live.latest, started_at)
         return turn
 
     def answered(
@@ -481,9 +558,12 @@ class LiveRollouts:
             if not live.answer_is_final:
                 live.rollout.prediction = prediction_of(ending.value)
                 live.released.discard("prediction")
+                # stored at once, so that it survives if the gateway is killed
+                if not live.adopted:
+                    self.store.put_answer(live.rollout.id, live.rollout.prediction, self.store.clock.now())
+                    self._release_texts(live)
             live.called.update(name for _, name, _ in answer.tools)
             self.conversations.answered(live, request, answer, response_id, _item_ids(transition))
-            self.put(live)  # stores the prediction, so that it survives if the gateway is killed
         elif again:
             self.conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
@@ -491,6 +571,8 @@ class LiveRollouts:
         if live.adopted and live.rollout.id in self.open and not known:
             live.rollout.transitions.append(transition)
         self.store.put_transition(live.rollout.id, transition, request_json=request_json)
+        if self.shared and not live.adopted:
+            self.store.put_keys(live.rollout.id, self.conversations.new_keys(live))
 
     def completed(
         self,
@@ -515,7 +597,8 @@ class LiveRollouts:
         """Sets a rollout's score in [0, 1] or, with `t`, a step reward of that turn. The rollout may have ended.
 
         Args:
-            stored: the rollout from the store, if it is not `open_or_recent`; without it the store is read here.
+            stored: the rollout from the store, if it is not `open_or_recent`, without it the store is read here; or if
+                `t` is a turn that another gateway may have recorded.
         Raises:
             ConfigError: the value is not finite or out of range, or there is no such turn.
             UnknownRollout: there is no such rollout.
@@ -523,27 +606,30 @@ class LiveRollouts:
         check_reward(value, t)
         live = self.open_or_recent(name)
         if live is None:
-            rollout = self.of_gateway(name) if stored is None else gateway_rollout(stored)
+            rollout = stored = self.of_gateway(name) if stored is None else gateway_rollout(stored)
         else:
             rollout = live.rollout
         if t is not None:
-            self._step_reward(live, rollout, t, criterion[:100], float(value))
+            self._step_reward(live, stored, rollout.id, t, criterion[:100], float(value))
             return rollout
-        rollout.score, rollout.coverage, rollout.rubric = float(value), 1.0, rollout.rubric or "posted"
-        if live is None:
-            self.store.put_rollout(rollout)
-        else:
-            self.put(live)
+        rollout.score, rollout.coverage, rollout.rubric = float(value), 1.0, rollout.rubric or POSTED
+        ended = ("ended_at",) if rollout.ended_at is not None else ()  # one that was sent elsewhere is sent again
+        self.put(live or Live(rollout, None, True), "score", "coverage", "rubric", *ended)
         return rollout
 
-    def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> None:
-        turns = turn_count(rollout) if live is None else live.turns
-        if t >= turns or (live is None and all(transition.t != t for transition in rollout.transitions)):
-            raise ConfigError(f"t={t}: rollout {rollout.id} has {turns} turns, the first is 0")
-        if live is not None and t in live.turns_in_flight:
-            live.step_rewards.setdefault(t, {})[criterion] = value
-        else:
-            self.store.put_step_reward(rollout.id, t, criterion, value)
+    def _step_reward(
+        self, live: Live | None, stored: Rollout | None, rollout_id: str, t: int, criterion: str, value: float
+    ) -> None:
+        calls = {transition.t: transition.key for transition in stored.transitions} if stored is not None else {}
+        if t not in calls and live is not None and t < live.turns:
+            if t in live.turns_in_flight:
+                live.step_rewards.setdefault(t, {})[criterion] = value
+                return
+            calls[t] = live.calls[t]
+        if t not in calls:
+            turns = max([*calls, -1 if live is None else live.turns - 1], default=-1) + 1
+            raise ConfigError(f"t={t}: rollout {rollout_id} has {turns} turns, the first is 0")
+        self.store.put_step_reward(rollout_id, calls[t], criterion, value)
 
     def close(
         self,
@@ -554,10 +640,12 @@ class LiveRollouts:
         error: str | None = None,
         failure: FailureKind | None = None,
         stored: Rollout | None = None,
+        idle: bool = False,
     ) -> Rollout:
         """Ends a rollout.
 
         Args:
+            idle: nobody ended it: it stays as it is if another gateway has ended it, or had a later call.
             failure: kind for the statuses `failed` and `error`; by default the last call's, else `agent` or `model`.
             stored: the rollout from the store, if it is not open; without it the store is read here.
         Raises:
@@ -577,18 +665,27 @@ class LiveRollouts:
             live = Live(gateway_rollout(stored_rollout), None, True)
             stored_rollout.transitions = []
         rollout = live.rollout
-        rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
+        rollout.status, rollout.error, rollout.ended_at = status, error, self.store.clock.now()
         by_default = live.broken or (FailureKind.AGENT if status == "failed" else FailureKind.MODEL)
         rollout.failure = None if status == "done" else failure or by_default
         if prediction is not None:
             live.released.discard("prediction")
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
+            self.put(live, "prediction", answered_at=rollout.ended_at)
         self.conversations.forget(live)
         live.trail, live.waiting = Trail(), {}
-        self.put(live)
+        end = ("status", "error", "failure", "ended_at")
+        self.put(live, *end, only="idle" if idle else "", at=live.last_call or rollout.started_at)
         self.ended[rollout.id] = live
         self.closed += 1
         return rollout
+
+    def drop(self, rollout_id: str) -> None:
+        """Drops an open rollout that another gateway has ended."""
+        live = self.open.get(rollout_id)
+        if live is not None and not live.in_flight:
+            del self.open[rollout_id]
+            self.conversations.forget(live)
 
     def settled(self, written: Mapping[str, float | None]) -> None:
         """Drops ended rollouts whose rows are in the database from memory.
@@ -609,9 +706,12 @@ class LiveRollouts:
             if not live.adopted and (all_of_them or (not live.in_flight and live.touched < late))
         ]
         for live in idle:
+            if live.calls and not live.last_call:  # only read here: another gateway had its calls
+                self.drop(live.rollout.id)
+                continue
             self.unclosed += live.ended_as is None and live.explicit
             status, error, failure = _idle_end(live)
-            self.close(live.rollout.id, status=status, error=error, failure=failure)
+            self.close(live.rollout.id, status=status, error=error, failure=failure, idle=True)
         return len(idle)
 
 

@@ -7,6 +7,7 @@ that memory is bounded by the largest trace. Does not fetch traces from servers.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from assay.traces.importers.rollouts import Imported, answer_in, to_rollout
 from assay.traces.importers.spans import Trace
 from assay.traces.records import Rollout, Transition, Verdict
 from assay.traces.store import Store, tables as schema
+from assay.traces.store.leases import acquire
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
 KINDS = ("otlp", "langfuse", "mlflow")
 _REASONS = 20  # maximum reasons in a report
 _FLUSH = 500  # LM calls between flushes of the store
+_LEASE_S = 10.0  # after which a killed import holds up no other one
 _Take = Callable[[Row, Sorted], Iterator[Skipped]]
 _TraceOf = Callable[[str, Iterable[Part]], Trace]
 _READERS: dict[str, tuple[_Take, _TraceOf]] = {
@@ -178,6 +181,20 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
     """
     if kind not in KINDS:
         raise DataError(f"`kind={kind!r}` {one_of(kind, KINDS)}")
+    with _alone(store):
+        return _import(store, kind, path, score)
+
+
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    """One import of a store at a time; others wait. Two that merge parts of one trace would overwrite each other."""
+    while (lease := acquire(store.engine, "import", _LEASE_S)) is None:
+        time.sleep(_LEASE_S / 100)
+    with lease:
+        yield
+
+
+def _import(store: Store, kind: str, path: str | Path, score: str | None) -> ImportReport:
     report = ImportReport(run_id=run_of(Path(path)), kind=kind)
     config, started_at = {"kind": kind, "path": str(path), "score": score}, time.time()
     store.flush()

@@ -371,7 +371,7 @@ def _remove(connection: sa.Connection, erased: Erased, some: sa.ColumnElement[bo
     calls = sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
     erased.calls += [_call(*row) for row in connection.execute(calls)]
     erased.facts += int(connection.execute(sa.delete(f).where(f.c.rollout_id.in_(ids))).rowcount)
-    for table in (t, schema.labels):
+    for table in (t, schema.labels, schema.conversation_keys):
         connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
     erased.removed += int(connection.execute(sa.delete(r).where(some)).rowcount)
 

@@ -35,7 +35,7 @@ def late_rows(connection: sa.Connection, rows: Rows, owner: Owner) -> Rows:
         StoreError: the store has no rollout for a transition.
     """
     late: Rows = {"rollouts": {}, "transitions": {}}
-    put = rows.get("rollouts", {})
+    put = {**rows.get("begun", {}), **rows.get("rollouts", {})}
     for name, row in put.items():
         if _stored(connection, name) is None:
             late["rollouts"][_beside(name, owner)] = row

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces.records import new_id
-from assay.traces.store.connection import passes
+from assay.traces.store.connection import passes, short_waits
 from assay.traces.store.tables import leases
 
 T = TypeVar("T")
@@ -136,6 +136,49 @@ def acquire(engine: sa.Engine, name: str, length_s: float, *, ended: str | None 
     return lease
 
 
+def announce(engine: sa.Engine, prefix: str, name: str, length_s: float | None) -> int:
+    """Says that a process is there, by a lease of its own, and returns how many others of the same kind are.
+
+    Args:
+        prefix: with which the names of their leases begin.
+        length_s: seconds after which it counts as ended unless it says so again; None: it only sees who else is there.
+    Raises:
+        sqlalchemy.exc.SQLAlchemyError: the store is away.
+    """
+    of_kind = leases.c.name.startswith(prefix, autoescape=True)
+    with engine.begin() as connection, short_waits(connection):
+        if length_s is not None:
+            exists = connection.execute(sa.update(leases).where(leases.c.name == name).values(name=name)).rowcount
+            now = seconds(connection, time.monotonic)
+            gone = sa.or_(leases.c.until < now, leases.c.until > now + leases.c.length_s)
+            connection.execute(sa.delete(leases).where(of_kind, gone, leases.c.name != name))
+            values = {
+                "name": name, "holder": this_process(), "token": "", "length_s": length_s, "until": now + length_s,
+                "since": seconds(connection),
+            }  # fmt: skip
+            statement = sa.update(leases).where(leases.c.name == name) if exists else sa.insert(leases)
+            connection.execute(statement.values(**values))
+        now = seconds(connection, time.monotonic)
+        there = sa.and_(leases.c.until > now, leases.c.until <= now + leases.c.length_s)
+        others = sa.select(sa.func.count()).where(of_kind, there, leases.c.name != name)
+        return int(connection.execute(others).scalar_one())
+
+
+def withdraw(engine: sa.Engine, name: str) -> None:
+    """Ends what `announce` said.
+
+    Raises:
+        sqlalchemy.exc.SQLAlchemyError: the store is away.
+    """
+    with engine.begin() as connection, short_waits(connection):
+        connection.execute(sa.delete(leases).where(leases.c.name == name))
+
+
+def this_process() -> str:
+    """Host and process, for messages."""
+    return f"{socket.gethostname()}:{os.getpid()}"[:200]
+
+
 class Lease:
     """A lease that this process holds. A thread renews it until the `with` block ends.
 
@@ -146,7 +189,7 @@ class Lease:
 
     def __init__(self, engine: sa.Engine, name: str, length_s: float) -> None:
         self.engine, self.name, self.length_s, self.token = engine, name, length_s, new_id()
-        self.holder = f"{socket.gethostname()}:{os.getpid()}"[:200]
+        self.holder = this_process()
         self._mine = sa.and_(leases.c.name == name, leases.c.token == self.token)
         self._ended, self.lost = threading.Event(), False
         self._thread = threading.Thread(target=self._renewing, name=f"lease-{name}", daemon=True)

@@ -113,7 +113,7 @@ def _failure(value: str | None) -> FailureKind | None:
 
 
 def rollout_of(row: Any) -> Rollout:
-    plain = {key: value for key, value in row.items() if not key.endswith("_json")}
+    plain = {key: value for key, value in row.items() if not key.endswith("_json") and key != "answered_at"}
     loaded = _load(row, _ROLLOUT_NAMES)
     loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
     loaded["early_tools"] = [ToolCall(**tool) for tool in loaded["early_tools"]]

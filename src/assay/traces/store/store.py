@@ -29,7 +29,8 @@ from assay.traces.store.leases import TAKEN_OVER, Lease, LostLease
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
 from assay.traces.store.tables import transitions
-from assay.traces.store.upserts import make_changes, upsert
+from assay.traces.store.turns import SharedClock, in_order, lock_rollouts, with_turns
+from assay.traces.store.upserts import begin_rollouts, make_changes, put_answers, upsert
 from assay.traces.store.writer import Keeper, Owner, Rows, Spill, Writer, leftover_batches, rows_waiting, spill_path
 
 # -- What calls cost, in queries. Cached answers cost nothing, and a failed call has no price.
@@ -370,8 +371,10 @@ PATIENCE_S = 0.3  # of retries before the database counts as unreachable
 _FULL_S = 3.0  # of waiting for a full disk
 ROOM_BYTES = 512 << 10  # of disk for the last rows of a run
 RETRY_S = 0.5  # between two attempts while it is unreachable
-_SCORE_FIELDS = ("score", "coverage", "rubric", "verdicts")
-_TABLES = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
+# Entries of a batch whose rows are inserted, and the table of each; `begun` are rollouts that a gateway begins.
+_TABLES = {
+    "runs": schema.runs, "begun": schema.rollouts, "rollouts": schema.rollouts, "transitions": schema.transitions,
+}  # fmt: skip
 
 
 class Store(DirectWrites):
@@ -393,9 +396,10 @@ class Store(DirectWrites):
         self._numbers = itertools.count()
         self._error: Exception | None = None
         self._reported = 0
-        self._upserts: dict[str, tuple[str, list[str] | None]] = {}
+        self._statements: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = open_engine(self.address)
         self.id = store_id(self.engine)
+        self.clock = SharedClock(self.engine)
         self._spill_path = spill_path(self.address.file, self.id)
         self.spill = Spill(self._spill_path, MAX_SPILL_BYTES)
         self._never_waits = self._closed = False
@@ -439,44 +443,73 @@ class Store(DirectWrites):
             interim: the rollout is put again soon, so the row is built only if a batch is written before that. It
                 then holds the present fields; mutable values may have changed meanwhile.
         """
-        values = {**vars(rollout), "transitions": None}
+        values = {**vars(rollout), "transitions": None, "answered_at": None}
         self._writer.put("rollouts", rollout.id, partial(rollout_row, values) if interim else rollout_row(values))
-        self._tell_ended(rollout)
+        self._tell_ended(rollout.id, rollout.ended_at)
 
-    def _tell_ended(self, rollout: Rollout) -> None:
-        if self.on_ended is not None and rollout.ended_at is not None:
-            self.on_ended(rollout.id)
+    def _tell_ended(self, rollout_id: str, ended_at: float | None) -> None:
+        if self.on_ended is not None and ended_at is not None:
+            self.on_ended(rollout_id)
 
-    def put_changes(self, rollout: Rollout, *, without: Collection[str] = ()) -> None:
-        """Updates the row of a rollout that was put before, except the fields `without`, which may have left memory."""
-        values = {name: value for name, value in vars(rollout).items() if name not in without} | {"transitions": None}
-        if rollout.human_rating is None:
-            del values["human_rating"]  # it may have been written to the database directly
-        if rollout.score is None:  # so may the score
-            values = {name: value for name, value in values.items() if name not in _SCORE_FIELDS}
-        # Every change has a key of its own: a later one may leave out a field that an earlier one of the batch changes.
-        row = rollout_row(values)
-        self._writer.put("changes", (rollout.id, next(self._numbers)), row, size=len(row.get("prediction_json") or ""))
-        self._tell_ended(rollout)
+    def begin_rollout(self, rollout: Rollout) -> None:
+        """Inserts a rollout that a gateway begins. Where another one began it too, the earlier beginning is stored."""
+        row = rollout_row({**vars(rollout), "transitions": None, "answered_at": None})
+        self._writer.put("begun", rollout.id, row, size=len(row["inputs_json"]))
 
-    def put_tool_result(self, rollout_id: str, t: int, index: int, result: str, *, failed: bool = False) -> None:
-        """Adds the result of a tool call to a transition that was put before, unless the call has an error.
+    def put_changes(self, rollout_id: str, values: Mapping[str, Any], *, only: str = "", at: float = 0.0) -> None:
+        """Updates fields of a rollout that is in the store or was put before, and that others may change too.
 
         Args:
-            index: position of the call among the tool calls of the transition, from 0.
+            only, at: on which condition, see `assay.traces.store.upserts`.
+        """
+        row = rollout_row({**values, "transitions": None})
+        change = {"id": rollout_id, "values": row, "only": only, "at": at}
+        # Every change has a key of its own: a later one may leave out a field that an earlier one of the batch changes.
+        key = (rollout_id, next(self._numbers))
+        self._writer.put("changes", key, change, size=len(row.get("prediction_json") or ""))
+        self._tell_ended(rollout_id, values.get("ended_at"))
+
+    def put_answer(self, rollout_id: str, prediction: Mapping[str, Any] | None, at: float) -> None:
+        """Sets the prediction of a rollout of a gateway, unless another gateway has had a later answer.
+
+        Args:
+            at: the time of the answer.
+        """
+        row = rollout_row({"prediction": prediction, "transitions": None})
+        answer = {"rollout": rollout_id, "prediction": row["prediction_json"], "at": at}
+        self._writer.put("answers", rollout_id, answer, size=len(answer["prediction"] or ""))
+
+    def put_keys(self, rollout_id: str, keys: Collection[str]) -> None:
+        """Adds keys by which other gateways find the rollout: its conversation continues at one of them."""
+        for key in keys:
+            self._writer.put("keys", (key, rollout_id), {"key": key, "rollout_id": rollout_id})
+
+    def put_tool_result(
+        self, rollout_id: str, call: str | int, index: int, result: str, *, failed: bool = False
+    ) -> None:
+        """Adds the result of a tool call to a transition that was put before, unless the tool call has an error.
+
+        Args:
+            call: `Transition.key`.
+            index: position of the tool call among those of the transition, from 0.
             failed: the result is an error.
         """
         field = "error" if failed else "result"
-        row = {"rollout_id": rollout_id, "t": t, "at": index, "field": field, "text": clean(result)}
-        self._writer.put("results", (rollout_id, t, index), row, size=len(result))
+        row = {"rollout_id": rollout_id, "call": call, "at": index, "field": field, "text": clean(result)}
+        self._writer.put("results", (rollout_id, call, index), row, size=len(result))
 
-    def put_step_reward(self, rollout_id: str, t: int, criterion: str, value: float) -> None:
-        """Adds a step reward to a transition that was put before. A second one of the same criterion replaces it."""
-        row = {"rollout_id": rollout_id, "t": t, "criterion": clean(criterion), "value": value}
-        self._writer.put("rewards", (rollout_id, t, criterion), row)
+    def put_step_reward(self, rollout_id: str, call: str | int, criterion: str, value: float) -> None:
+        """Adds a step reward to a transition that was put before. A second one of the same criterion replaces it.
+
+        Args:
+            call: `Transition.key`.
+        """
+        row = {"rollout_id": rollout_id, "call": call, "criterion": clean(criterion), "value": value}
+        self._writer.put("rewards", (rollout_id, call, criterion), row)
 
     def put_transition(self, rollout_id: str, transition: Transition, *, request_json: str | None = None) -> None:
-        """Inserts or replaces one transition.
+        """Inserts or replaces one transition. If it has an id, the store gives it its turn, see
+        `assay.traces.store.turns`.
 
         Args:
             request_json: the request as `as_json` writes it, without credential fields, if the caller has it already.
@@ -484,7 +517,7 @@ class Store(DirectWrites):
         row = transition_row(vars(transition), request_json=request_json)
         row["rollout_id"] = rollout_id
         size = len(row["request_json"]) + len(row["response_json"] or "")
-        self._writer.put("transitions", (rollout_id, transition.t), row, size=size)
+        self._writer.put("transitions", (rollout_id, transition.key), row, size=size)
 
     def trim(self, rollout_id: str, keep: int) -> None:
         """Removes the rollout's transitions with t >= `keep`, which belong to an attempt that a replay overwrote."""
@@ -722,10 +755,7 @@ class Store(DirectWrites):
                         written = late_rows(connection, rows, owner)
                         if self.lease is not None and self.lease.owner == owner:
                             self.lease.lost = True
-                    for name, table in _TABLES.items():
-                        if written.get(name):
-                            self._upsert_rows(connection, table, list(written[name].values()))
-                    make_changes(connection, written)
+                    self._write(connection, written)
                 return True
             except Exception as error:  # the writer must survive any driver error; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
@@ -741,12 +771,44 @@ class Store(DirectWrites):
                 time.sleep(wait)  # another process holds the lock, or the server is coming back
                 wait *= 2
 
-    def _upsert_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-        """Upserts with a statement compiled once per table: twice the rows per second of `Connection.execute`."""
-        if table.name not in self._upserts:
-            compiled = upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
-            self._upserts[table.name] = (str(compiled), compiled.positiontup)
-        statement, order = self._upserts[table.name]
+    def _write(self, connection: sa.Connection, rows: Rows) -> None:
+        """Makes the inserts and changes of a batch."""
+        calls = list(rows.get("transitions", {}).values())
+        unnumbered = [row for row in calls if row["id"] is not None]
+        shared = {row["rollout_id"] for row in unnumbered} | set(rows.get("begun", ()))
+        shared |= {change["id"] for change in rows.get("changes", {}).values()} | set(rows.get("answers", ()))
+        if shared:
+            lock_rollouts(connection, shared)
+        own = {name: list(rows.get(name, {}).values()) for name in ("runs", "begun", "rollouts")}
+        for name, inserted in (own | {"transitions": [row for row in calls if row["id"] is None]}).items():
+            if inserted:
+                self._write_rows(connection, name, inserted)
+        if unnumbered:
+            numbered, late = with_turns(connection, unnumbered)
+            self._write_rows(connection, "numbered", numbered)
+            for rollout in sorted(late):
+                in_order(connection, rollout)
+        make_changes(connection, rows)
+        if answers := list(rows.get("answers", {}).values()):
+            self._write_rows(connection, "answers", answers)
+
+    def _write_rows(self, connection: sa.Connection, name: str, rows: list[dict[str, Any]]) -> None:
+        """Writes rows with a statement compiled once per entry: twice the rows per second of `Connection.execute`.
+
+        Args:
+            name: entry of the batch; `numbered`: transitions whose turns the store gives.
+        """
+        if name not in self._statements:
+            dialect, table = self.engine.dialect, _TABLES.get(name, schema.transitions)
+            if name == "answers":
+                made = put_answers()
+            elif name == "begun":
+                made = begin_rollouts(dialect.name)
+            else:
+                made = upsert(dialect.name, table, by_id=name == "numbered")
+            compiled = made.compile(dialect=dialect)
+            self._statements[name] = (str(compiled), compiled.positiontup)
+        statement, order = self._statements[name]
         connection.exec_driver_sql(
             statement, rows if order is None else [tuple(row[name] for name in order) for row in rows]
         )

@@ -75,6 +75,7 @@ rollouts = Table(
     Column("consent", String(64)),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    Column("answered_at", Float),  # when a gateway received the answer that is the prediction
     # Of production, see `assay.deployment`: null or empty elsewhere.
     Column("deployment", String(32)),
     Column("stage", Integer),
@@ -97,6 +98,7 @@ transitions = Table(
     metadata,
     Column("rollout_id", String(32), primary_key=True),
     Column("t", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(32)),  # of a call to which the store gives its turn; null: the recording process gave it
     Column("model", Text, nullable=False),
     Column("weights", String(64), nullable=False),
     Column("adapters_json", Text, nullable=False),
@@ -126,6 +128,20 @@ transitions = Table(
 _failed = transitions.c.error.is_not(None)
 Index("rollouts_by_prefix", rollouts.c.id, postgresql_ops={"id": "varchar_pattern_ops"}).ddl_if(dialect="postgresql")
 Index("transitions_failed", transitions.c.rollout_id, sqlite_where=_failed, postgresql_where=_failed)
+_numbered = transitions.c.id.is_not(None)
+Index(
+    "transitions_by_id", transitions.c.rollout_id, transitions.c.id,
+    unique=True, sqlite_where=_numbered, postgresql_where=_numbered,
+)  # fmt: skip
+
+# Conversations of the open rollouts of several gateways, by which each finds the rollouts of the others.
+conversation_keys = Table(
+    "conversation_keys",
+    metadata,
+    Column("key", String(32), primary_key=True),  # a hash, see `assay.traces.gateway.sharing`
+    Column("rollout_id", String(32), primary_key=True),
+    Index("conversation_keys_of_rollout", "rollout_id"),
+)
 
 # Labels by raters, by question.
 labels = Table(
