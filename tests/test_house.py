@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -56,12 +57,19 @@ def no_collections() -> Iterator[None]:
     """Syntax trees have no cycles, and collections took three quarters of the time of reading them."""
     gc.disable()
     yield
+    nodes_of.cache_clear()
     gc.enable()
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, read once for all tests of this module."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def _named(path: Path) -> Iterator[tuple[str, str]]:
     """(module, name) of each import of assay's own modules, at any place in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.level:  # in a shipped program, whose folder can be copied
             yield from (
                 (f"assay.shipped.programs.{path.parent.name}.{node.module}", alias.name) for alias in node.names
@@ -119,9 +127,9 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and not name.endswith("_")
 
 
-def _defined(tree: ast.AST) -> Iterator[str]:
+def _defined(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Private names of modules, classes, functions and objects that a file defines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = node.name
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
@@ -132,12 +140,12 @@ def _defined(tree: ast.AST) -> Iterator[str]:
             yield name
 
 
-def _touched(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _touched(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of each private attribute that a file reads or sets, also by its name in a string.
 
     Scripts of subprocesses are strings too. `super()._name` extends a class: its name is not touched.
     """
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func).endswith("attr"):
@@ -151,14 +159,13 @@ def _touched(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @cache
 def _private_names() -> frozenset[str]:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()]
-    return frozenset(name for tree in trees for name in _defined(tree)) - {"_exit"}  # `os._exit`, also a method of ours
+    defined = {name for path in MODULES.values() for name in _defined(nodes_of(path))}
+    return frozenset(defined) - {"_exit"}  # `os._exit`, also a method of ours
 
 
-def _privately_used(text: str) -> list[str]:
-    tree = ast.parse(text)
-    others = _private_names() - set(_defined(tree))  # a name that the file defines itself is taken for its own
-    return [f"{line}: {name}" for line, name in _touched(tree) if name in others]
+def _privately_used(nodes: Collection[ast.AST]) -> list[str]:
+    others = _private_names() - set(_defined(nodes))  # a name that the file defines itself is taken for its own
+    return [f"{line}: {name}" for line, name in _touched(nodes) if name in others]
 
 
 def test_tests_examples_and_benchmarks_use_public_names() -> None:
@@ -170,13 +177,13 @@ def test_tests_examples_and_benchmarks_use_public_names() -> None:
         if (
             path != Path(__file__) and path.relative_to(ROOT).as_posix() not in _SEAMS
         ):  # this file has examples as strings
-            used += [f"{path.relative_to(ROOT)}:{use}" for use in _privately_used(path.read_text(encoding="utf-8"))]
+            used += [f"{path.relative_to(ROOT)}:{use}" for use in _privately_used(nodes_of(path))]
     assert (private, sorted(used)) == ([], [])
 
 
 def test_a_private_name_of_the_package_is_found() -> None:
     for use in ("store._writer.end()", "patch.setattr(store, '_writer', 1)", "s = 'import assay; assay.x._writer'"):
-        assert _privately_used(use) == ["1: _writer"]
+        assert _privately_used(list(ast.walk(ast.parse(use)))) == ["1: _writer"]
 
 
 _CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
@@ -197,7 +204,7 @@ def test_no_test_asserts_on_elapsed_time() -> None:
     assert [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Assert) and any(map(_elapsed, ast.walk(node.test)))
     ] == []
 
@@ -207,7 +214,7 @@ def test_no_value_leaves_python_as_its_text() -> None:
     found = [
         f"{path}:{node.lineno}"
         for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.keyword) and node.arg in ("default", "fallback")
         if isinstance(node.value, ast.Name) and node.value.id in ("str", "repr")
     ]
@@ -272,7 +279,7 @@ def test_modules_that_windows_lacks_are_imported_where_they_are_used() -> None:
     at_the_top = {
         module
         for module, path in MODULES.items()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in cast(ast.Module, nodes_of(path)[0]).body
         if isinstance(node, ast.Import) and lacking & {alias.name for alias in node.names}
     }
     assert at_the_top == inside_the_sandbox
@@ -351,22 +358,19 @@ def test_code_that_branches_on_messages_is_found() -> None:
         assert any(_reads_words(node) for node in ast.walk(ast.parse(text)))
 
 
-def _nodes(path: Path, without: set[str]) -> Iterator[ast.AST]:
-    """Nodes of a file, except those inside the named functions."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while waiting:
-        node = waiting.pop()
-        if not (isinstance(node, ast.FunctionDef) and node.name in without):
-            yield node
-            waiting += ast.iter_child_nodes(node)
-
-
 def test_no_code_branches_on_the_text_of_messages() -> None:
+    others = {
+        inner
+        for file, name in _WORDS_OF_OTHERS
+        for node in nodes_of(SOURCE / file)
+        if isinstance(node, ast.FunctionDef) and node.name == name
+        for inner in ast.walk(node)
+    }
     places = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in sorted(SOURCE.rglob("*.py"))
-        for node in _nodes(path, {name for file, name in _WORDS_OF_OTHERS if file == str(path.relative_to(SOURCE))})
-        if _reads_words(node)
+        for node in nodes_of(path)
+        if _reads_words(node) and node not in others
     ]
     assert places == []
 
@@ -394,7 +398,7 @@ def test_errors_of_the_library_name_arguments_not_flags() -> None:
         for path in sorted(SOURCE.rglob("*.py"))
         if path.relative_to(SOURCE).parts[0] not in ("cli.py", "testing")
         if "gateway" not in path.parts  # `assay serve` alone starts it, and its clients read these errors
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Raise) and node.exc is not None
         for flag in _FLAG.findall(_COMMAND.sub("", _text_of(node.exc)))
     ]

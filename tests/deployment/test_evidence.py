@@ -125,12 +125,12 @@ def test_bounds_of_betting_are_the_worked_ones() -> None:
 @pytest.mark.slow
 def test_betting_sequence_covers_a_small_rate_at_all_times_at_once() -> None:
     random, missed = np.random.default_rng(1), 0
-    for _ in range(200):
+    for _ in range(100):
         totals = np.cumsum(random.random(300) < 0.1)
         missed += any(
             not low <= 0.1 <= high for low, high in (betting(totals[n - 1], n, alpha=0.1) for n in range(1, 301, 3))
         )
-    assert missed <= 28  # 10 % of 200 and two standard errors
+    assert missed <= 16  # 10 % of 100 and two standard errors
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.01, 0.05, 0.2]))

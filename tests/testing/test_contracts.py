@@ -259,9 +259,10 @@ def test_a_broken_check_fails(check: Any, fails: set[str]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("labeled", "bootstrap", "knn", "copro", "infer-rules"),
+        *("labeled", "bootstrap", "knn"),
         *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("auto", "bootstrap-search", "mipro", "simba")),
-        *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("gepa", "ensemble", "optuna")),
+        *(pytest.param(name, marks=pytest.mark.tutorial) for name in ("gepa", "ensemble", "optuna", "copro")),
+        pytest.param("infer-rules", marks=pytest.mark.tutorial),
     ],
 )
 def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:

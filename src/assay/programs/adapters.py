@@ -11,8 +11,10 @@
 import ast
 import enum
 import json
+import operator
 import types
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 import dspy
@@ -148,8 +150,12 @@ def make_adapter(name: str) -> Any:
     return kinds[checked_format(name)]()
 
 
+@lru_cache(maxsize=256)
 def output_schema(signature: Any) -> dict[str, Any] | None:
-    """Returns a closed JSON schema of a signature's outputs; None if a field has no closed form (`dict[str, Any]`)."""
+    """Returns a closed JSON schema of a signature's outputs; None if a field has no closed form (`dict[str, Any]`).
+
+    Calls of one signature share it: it must not be changed.
+    """
     fields: dict[str, Any] = {}
     for name, field in signature.output_fields.items():
         if get_origin(field.annotation) is dict or field.annotation in (dict, Any):
@@ -189,7 +195,25 @@ class _AnswersAlone:
         return super().parse(signature, without_thoughts(completion))  # type: ignore[misc]
 
 
-class SectionsAdapter(_AnswersAlone, LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
+class _RendersOnce:
+    """Mixin of adapters: demonstrations of the last call are not rendered again.
+
+    An agent renders its prompt before each call, to count its tokens, and DSPy spends more time on the demonstrations
+    than on all else.
+    """
+
+    _rendered: tuple[Any, list[Any], list[dict[str, Any]]] | None = None
+
+    def format_demos(self, signature: Any, demos: list[Any]) -> list[dict[str, Any]]:
+        kept = self._rendered
+        same = kept is not None and kept[0] is signature and len(kept[1]) == len(demos)
+        if kept is None or not same or any(map(operator.is_not, kept[1], demos)):
+            messages = super().format_demos(signature, demos)  # type: ignore[misc]
+            kept = self._rendered = (signature, list(demos), messages)
+        return [dict(message) for message in kept[2]]
+
+
+class SectionsAdapter(_AnswersAlone, _RendersOnce, LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
     """DSPy's ChatAdapter, which can leave a thought out but not limit it."""
 
     without_limits = "chat"
@@ -230,7 +254,7 @@ def _constrained(lm: Any, signature: Any) -> dict[str, Any]:
     return {"response_format": _response_format(schema)}
 
 
-class SchemaAdapter(_AnswersAlone, LimitsThoughts, _WithSchema):
+class SchemaAdapter(_AnswersAlone, _RendersOnce, LimitsThoughts, _WithSchema):
     """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
 
 
