@@ -19,7 +19,7 @@ from assay.commands.compile import Compile
 from assay.deployment.artifact import save_artifact
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress, evaluate
-from assay.evaluation.executors import _pickled
+from assay.evaluation.executors import pickled
 from assay.jobs.arguments import program_settings
 from assay.jobs.job import open_job
 from assay.programs import load_program
@@ -201,7 +201,7 @@ def test_a_program_its_checks_and_judges_are_sent_as_folders(
 
 
 def test_modules_that_are_sent_by_reference_are_named() -> None:
-    _, named = _pickled([lambda: json.dumps(math.pi), mean_result], "x", ray)
+    _, named = pickled([lambda: json.dumps(math.pi), mean_result], "x", ray)
     assert {("json", ""), ("math", ""), ("assay.rubrics.scoring", "mean_result")} <= named
 
 
