@@ -25,6 +25,8 @@ from assay.jobs.job import open_job
 from assay.programs import load_program
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
+from assay.sources.files import SourceFiles
+from assay.sources.shipping import shipment
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
 from rigs.ray_cluster import Node, can_hide, two_nodes
@@ -198,6 +200,21 @@ def test_a_program_its_checks_and_judges_are_sent_as_folders(
         assert len(places[case]) == 2  # a folder on each host
         assert not any(Path(place).is_relative_to(project) for place in places[case])
         assert not any(Path(place).exists() for place in places[case])  # it was removed at the end
+
+
+def test_files_that_differ_or_are_too_large_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    sources = SourceFiles(origins={tmp_path / "a.txt": b"a"}, outside={tmp_path / "b.txt": str(tmp_path / "b.txt")})
+    sent = shipment(sources, [])
+    assert sent.differences(sent.hashes) == []
+    (tmp_path / "b.txt").write_text("b")
+    sent = shipment(sources, [])
+    seen = {**sent.hashes, str(tmp_path / "a.txt"): "0", str(tmp_path / "b.txt"): ""}
+    named = [f"{tmp_path / 'a.txt'} is another one there", f"{tmp_path / 'b.txt'} is missing there"]
+    assert sent.differences(seen) == named
+    sources.origins[tmp_path / "big.bin"] = bytes(201_000_000)
+    with pytest.raises(ConfigError, match=r"201 MB together.*big\.bin \(201\.0 MB\)"):
+        shipment(sources, [])
 
 
 def test_modules_that_are_sent_by_reference_are_named() -> None:

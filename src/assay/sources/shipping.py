@@ -20,13 +20,12 @@ from pathlib import Path
 
 from assay.errors import ConfigError
 from assay.sources.artifact_code import around
-from assay.sources.files import FILES, SourceFiles, is_user_file
+from assay.sources.files import FILES, SourceFiles, is_user_file, largest
 from assay.sources.modules import mount, private_roots
 from assay.sources.opened import is_written, unfit
 from assay.sources.relative import find_files_of_sender
 
-_MOST_BYTES = 200 * 2**20  # bytes of all files; they are in memory on every machine
-_NAMED = 5  # files that a message lists
+_MOST_BYTES = 200_000_000  # bytes of all files; they are in memory on every machine
 _INSTALLED = ("dspy", "litellm")  # besides the modules of the job: what sends and parses the calls
 ABSENT = ""  # hash of a file that does not exist
 
@@ -120,16 +119,10 @@ def _is_part(path: Path) -> bool:
 def _check_size(files: Mapping[Path, bytes]) -> None:
     if (size := sum(map(len, files.values()))) > _MOST_BYTES:
         raise ConfigError(
-            f"the files of the program have {size / 2**20:.0f} MiB together, and at most {_MOST_BYTES // 2**20} MiB "
+            f"the files of the program have {size / 1e6:.0f} MB together, and at most {_MOST_BYTES / 1e6:.0f} MB "
             f"are sent to other machines. The largest: {largest(files)}. Files at the same absolute path on every "
             "machine are not sent"
         )
-
-
-def largest(files: Mapping[Path, bytes]) -> str:
-    """The largest of some files with their sizes, for a message."""
-    sizes = sorted(((len(content), str(path)) for path, content in files.items()), reverse=True)
-    return ", ".join(f"{path} ({size / 2**20:.1f} MiB)" for size, path in sizes[:_NAMED])
 
 
 def _is_installed(name: str) -> bool:
