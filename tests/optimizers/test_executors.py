@@ -5,6 +5,7 @@ The second node does not see the folder `hidden`."""
 import json
 import math
 import re
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from assay.programs import load_program
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
 from assay.sources.files import SourceFiles
-from assay.sources.shipping import shipment
+from assay.sources.shipping import Delivery, shipment
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
 from rigs.ray_cluster import Node, can_hide, two_nodes
@@ -215,6 +216,22 @@ def test_files_that_differ_or_are_too_large_are_named(tmp_path: Path) -> None:
     sources.origins[tmp_path / "big.bin"] = bytes(201_000_000)
     with pytest.raises(ConfigError, match=r"201 MB together.*big\.bin \(201\.0 MB\)"):
         shipment(sources, [])
+
+
+def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "assay-host-1"
+    killed.mkdir()
+    (tmp_path / "assay-host-1.lock").touch()
+    first, second = Delivery(), Delivery()
+    assert not killed.exists()
+    assert first.home.is_dir()
+    assert second.home.is_dir()
+    before = Path.cwd()
+    for delivery in (first, second):
+        delivery.remove()
+    monkeypatch.chdir(before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_modules_that_are_sent_by_reference_are_named() -> None:
