@@ -5,6 +5,7 @@ The second node does not see the folder `hidden`."""
 import json
 import math
 import re
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +20,14 @@ from assay.commands.compile import Compile
 from assay.deployment.artifact import save_artifact
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress, evaluate
-from assay.evaluation.executors import _pickled
+from assay.evaluation.executors import pickled
 from assay.jobs.arguments import program_settings
 from assay.jobs.job import open_job
 from assay.programs import load_program
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
+from assay.sources.files import SourceFiles
+from assay.sources.shipping import Delivery, shipment
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
 from rigs.ray_cluster import Node, can_hide, two_nodes
@@ -200,8 +203,39 @@ def test_a_program_its_checks_and_judges_are_sent_as_folders(
         assert not any(Path(place).exists() for place in places[case])  # it was removed at the end
 
 
+def test_files_that_differ_or_are_too_large_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    sources = SourceFiles(origins={tmp_path / "a.txt": b"a"}, outside={tmp_path / "b.txt": str(tmp_path / "b.txt")})
+    sent = shipment(sources, [])
+    assert sent.differences(sent.hashes) == []
+    (tmp_path / "b.txt").write_text("b")
+    sent = shipment(sources, [])
+    seen = {**sent.hashes, str(tmp_path / "a.txt"): "0", str(tmp_path / "b.txt"): ""}
+    named = [f"{tmp_path / 'a.txt'} is another one there", f"{tmp_path / 'b.txt'} is missing there"]
+    assert sent.differences(seen) == named
+    sources.origins[tmp_path / "big.bin"] = bytes(201_000_000)
+    with pytest.raises(ConfigError, match=r"201 MB together.*big\.bin \(201\.0 MB\)"):
+        shipment(sources, [])
+
+
+def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "assay-host-1"
+    killed.mkdir()
+    (tmp_path / "assay-host-1.lock").touch()
+    first, second = Delivery(), Delivery()
+    assert not killed.exists()
+    assert first.home.is_dir()
+    assert second.home.is_dir()
+    before = Path.cwd()
+    for delivery in (first, second):
+        delivery.remove()
+    monkeypatch.chdir(before)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_modules_that_are_sent_by_reference_are_named() -> None:
-    _, named = _pickled([lambda: json.dumps(math.pi), mean_result], "x", ray)
+    _, named = pickled([lambda: json.dumps(math.pi), mean_result], "x", ray)
     assert {("json", ""), ("math", ""), ("assay.rubrics.scoring", "mean_result")} <= named
 
 

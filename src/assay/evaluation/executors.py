@@ -370,7 +370,7 @@ class RayExecutor:
         self.hosts: list[_Process] = []
         self._files, self._sent, self._program = Shipment(), list[Any](), None
         try:
-            self._make, self._named = _pickled(make, "the rubric", ray)
+            self._make, self._named = pickled(make, "the rubric", ray)
             alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
             self.hosts = [_Process(node, self._started(node)) for node in alive]
             self._load(program)
@@ -388,7 +388,7 @@ class RayExecutor:
     def _load(self, program: dspy.Module) -> None:
         """Makes all hosts load a program, and checks that they see what this process sees."""
         self._evaluations += 1
-        packed, named = _pickled(self.sender.packed(program), "the program", self.ray)
+        packed, named = pickled(self.sender.packed(program), "the program", self.ray)
         files = self.sender.shipment({*self._named, *named})
         if files != self._files or not self._sent:
             self._files, self._sent = files, [self.ray.put(files), self.ray.put(self._make)]
@@ -654,7 +654,7 @@ class _Waiting:
         return causes
 
 
-def _pickled(value: Any, what: str, ray: Any) -> tuple[bytes, set[tuple[str, str]]]:
+def pickled(value: Any, what: str, ray: Any) -> tuple[bytes, set[tuple[str, str]]]:
     """A value for a host, and module and name of what is sent by reference: classes, functions, modules.
 
     Args:

@@ -17,7 +17,7 @@ import site
 import sqlite3
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from assay.support.package import OWN_FOLDERS
 FILES = "ARTIFACT_FILES"  # name of a module's list of further files, relative to the module
 _MOST_BYTES = 50_000_000  # bytes of all files; more is a mistake, such as a model in the program's folder
 _MOST_FILES = 2_000
+_NAMED = 5  # files that a message lists
 _MOST_CHARACTERS = 200  # of a text in the code that may be a path
 _CODE = frozenset({".py", ".pyc", ".pyd", ".so"})
 _OF_THE_SYSTEM = tuple(map(Path, ("/dev", "/etc", "/proc", "/sys", "/usr")))  # the same on any machine
@@ -94,7 +95,7 @@ class SourceFiles:
         if (size := self._bytes()) > _MOST_BYTES:
             raise ProgramError(
                 f"the source files of {name} have {size / 1e6:.0f} MB; the limit is {_MOST_BYTES / 1e6:.0f} MB: "
-                f"shorten {FILES}"
+                f"shorten {FILES}. The largest: {largest(self.files)}"
             )
         for key in [name, *needed.modules]:
             for opened, written in opened_for(key).items():
@@ -155,6 +156,12 @@ class SourceFiles:
             return False
         self.files[place.as_posix()] = self.origins[file] = file.read_bytes()
         return True
+
+
+def largest(files: Mapping[Any, bytes]) -> str:
+    """The largest of some files with their sizes, for a message."""
+    sizes = sorted(((len(content), str(path)) for path, content in files.items()), reverse=True)
+    return ", ".join(f"{path} ({size / 1e6:.1f} MB)" for size, path in sizes[:_NAMED])
 
 
 def _twin(file: Path, written: str, root: Path) -> Path | None:

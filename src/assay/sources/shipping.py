@@ -14,20 +14,24 @@ import os
 import shutil
 import sys
 import tempfile
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from assay.errors import ConfigError
 from assay.sources.artifact_code import around
-from assay.sources.files import FILES, SourceFiles, is_user_file
+from assay.sources.files import FILES, SourceFiles, is_user_file, largest
 from assay.sources.modules import mount, private_roots
 from assay.sources.opened import is_written, unfit
 from assay.sources.relative import find_files_of_sender
 
-_MOST_BYTES = 200 * 2**20  # bytes of all files; they are in memory on every machine
-_NAMED = 5  # files that a message lists
+_MOST_BYTES = 200_000_000  # bytes of all files; they are in memory on every machine
 _INSTALLED = ("dspy", "litellm")  # besides the modules of the job: what sends and parses the calls
+_PREFIX = "assay-host-"  # of temporary folders
 ABSENT = ""  # hash of a file that does not exist
 
 
@@ -120,16 +124,10 @@ def _is_part(path: Path) -> bool:
 def _check_size(files: Mapping[Path, bytes]) -> None:
     if (size := sum(map(len, files.values()))) > _MOST_BYTES:
         raise ConfigError(
-            f"the files of the program have {size / 2**20:.0f} MiB together, and at most {_MOST_BYTES // 2**20} MiB "
+            f"the files of the program have {size / 1e6:.0f} MB together, and at most {_MOST_BYTES / 1e6:.0f} MB "
             f"are sent to other machines. The largest: {largest(files)}. Files at the same absolute path on every "
             "machine are not sent"
         )
-
-
-def largest(files: Mapping[Path, bytes]) -> str:
-    """The largest of some files with their sizes, for a message."""
-    sizes = sorted(((len(content), str(path)) for path, content in files.items()), reverse=True)
-    return ", ".join(f"{path} ({size / 2**20:.1f} MiB)" for size, path in sizes[:_NAMED])
 
 
 def _is_installed(name: str) -> bool:
@@ -158,11 +156,25 @@ def _hash_of(path: Path) -> str:
         return ABSENT
 
 
+def _remove_left(file: Path) -> None:
+    """Removes the folder of a process that was killed, by its lock."""
+    lock = FileLock(file)
+    with suppress(OSError, Timeout), lock.acquire(timeout=0):  # else of a process that lives, or of another user
+        shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+        file.unlink(missing_ok=True)
+
+
 class Delivery:
     """A shipment on the other machine, in a temporary folder."""
 
     def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="assay-")).resolve()
+        folder = Path(tempfile.gettempdir()).resolve()
+        for left in folder.glob(f"{_PREFIX}*.lock"):
+            _remove_left(left)
+        self._lock = FileLock(folder / f"{_PREFIX}{uuid.uuid4().hex}.lock")
+        self._lock.acquire(timeout=0)  # held while this process lives
+        self.home = Path(self._lock.lock_file).with_suffix("")
+        self.home.mkdir(mode=0o700)
         self._missed: set[str] = set()
 
     def unpack(self, sent: Shipment) -> None:
@@ -198,6 +210,8 @@ class Delivery:
     def remove(self) -> None:
         os.chdir(tempfile.gettempdir())
         shutil.rmtree(self.home, ignore_errors=True)
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release()
 
     def _place(self, path: str) -> Path:
         return self.home / Path(path).relative_to(Path(path).anchor)
