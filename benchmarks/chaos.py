@@ -56,7 +56,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch) / "log") as server:
         for job in arguments.jobs:
             if job in TRAININGS:
-                importlib.import_module("assay.jobs.policy_training")
+                importlib.import_module("assay.jobs.trainings")
                 from trl import GRPOTrainer, SFTTrainer  # noqa: F401
             most = arguments.training_kills if job in TRAININGS else arguments.kills
             whole = chaos(job, Path(scratch) / job / "whole", server)

@@ -25,7 +25,7 @@ import dspy
 import assay
 from assay.cli import Console
 from assay.evaluation import paired_gain
-from assay.models.lora.adapters import adapter_home
+from assay.models.lora import adapter_home
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.optimizers.finetuning.comparison import compared
 from assay.programs.agent import WRITTEN_DECISIONS

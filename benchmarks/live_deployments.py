@@ -36,7 +36,7 @@ from assay.deployment import load_artifact, save_artifact
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.models import get_lm
-from assay.models.lora.adapters import adapter_home
+from assay.models.lora import adapter_home
 from assay.programs import load_program
 from assay.traces import Store
 

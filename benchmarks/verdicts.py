@@ -21,7 +21,7 @@ from assay.evaluation.judged import judge_items
 from assay.judges import Item, PointwiseJudge
 from assay.models import Meter, ResponseCache, get_lm
 from assay.models.embedded import server_url
-from assay.optimizers.judges.compile import agreement_rubric
+from assay.optimizers.judges import agreement_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Store
 

@@ -4,7 +4,7 @@ from reference_text import cell
 
 
 def metrics_page() -> str:
-    from assay.traces.otlp.metrics import METRICS
+    from assay.traces.otlp.exporter import METRICS
     from assay.traces.otlp.spans import VERSION
 
     rows = [

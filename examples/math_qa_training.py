@@ -29,7 +29,7 @@ from rich.table import Table
 
 import assay
 from assay.cli import Console
-from assay.models.lora.adapters import adapter_home, find_adapter
+from assay.models.lora import adapter_home, find_adapter
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.optimizers.finetuning.comparison import compared
 from assay.reports.training import interval

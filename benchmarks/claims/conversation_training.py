@@ -14,7 +14,7 @@ import assay
 from assay.evaluation import Evaluation
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import Converse
-from assay.shipped.programs.converse.guide import ConversationGuide
+from assay.shipped.programs.converse.program import ConversationGuide
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.settings import Gates
 from assay.traces.places import current_rollout

@@ -4,8 +4,13 @@ import re
 from typing import ClassVar
 
 from assay.datasets import Task
-from assay.programs.environments.agent import ShippedEnvironmentAgent
-from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
+from assay.programs.environments import (
+    Environment,
+    EnvironmentStep,
+    InvalidAction,
+    ShippedEnvironmentAgent,
+    environment_seed,
+)
 
 from .tasks import ENERGY, Experiment
 

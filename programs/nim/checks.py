@@ -9,7 +9,7 @@ from assay.rubrics import Grade, NoGrade
 from assay.rubrics.environments import episode_steps
 from assay.traces import Rollout
 
-from .rules import NimRules, nim_problem
+from .tasks import NimRules, nim_problem
 
 __all__ = ["nim_won"]
 

@@ -6,17 +6,22 @@ from typing import ClassVar
 
 from assay.datasets import Task
 from assay.errors import EnvironmentFailed
-from assay.programs.environments.agent import ShippedEnvironmentAgent
-from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
+from assay.programs.environments import (
+    Environment,
+    EnvironmentStep,
+    InvalidAction,
+    ShippedEnvironmentAgent,
+    environment_seed,
+)
 
-from .rules import NimRules, best_take
+from .tasks import NimRules, best_take
 
 Opponent = Callable[[int, int, random.Random], int]
 """`opponent(sticks left, most, rng)` returns how many it takes."""
 
 
 class Nim(Environment):
-    """Nim (see `assay.shipped.programs.nim.rules`). The agent moves first; its reward is 1 for a win, otherwise 0.
+    """Nim (see `assay.shipped.programs.nim.tasks`). The agent moves first; its reward is 1 for a win, otherwise 0.
 
     The task's inputs are `sticks`, `most`, `skill` and `seed`. Every move of the opponent is checked: one that is
     against the rules ends the game with `EnvironmentFailed`. `info` has the opponent's move (`opponent`, None if it

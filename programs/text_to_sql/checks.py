@@ -12,8 +12,7 @@ from annotated_types import Gt
 
 from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed
-from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
-from assay.programs.sql.sqlite import open_database
+from assay.programs.sql import QueryError, QueryLimits, QueryResult, open_database
 from assay.rubrics.criteria import Grade, NoGrade, not_expected
 from assay.traces.records import Rollout
 

@@ -9,8 +9,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import FailureKind
 from assay.models.loops import ToolLoopDetector
 from assay.programs.agent import GUIDE, Agent, AgentSettings
-from assay.programs.sql.database import QueryError, QueryLimits, schema_text
-from assay.programs.sql.sqlite import open_database
+from assay.programs.sql import QueryError, QueryLimits, open_database, schema_text
 from assay.programs.thinking import with_thought
 from assay.traces.recorder import note_failure
 

@@ -6,7 +6,7 @@ Importing this package loads none of dspy, torch, litellm or sqlalchemy: public 
 import os
 from typing import TYPE_CHECKING, Any
 
-from assay.support.dspy_versions import loaded
+from assay.support.lazy import loaded
 from assay.support.package import __version__
 
 # Otherwise litellm reads a file `.env` at its import, which may be somebody else's and may send the user's key to
@@ -47,7 +47,7 @@ _WHERE = {
     "side_effects": "assay.traces.listening",
     "tune": "assay.commands.tune",
     "train": "assay.commands.train",
-    "train_sft": "assay.commands.train_sft",
+    "train_sft": "assay.commands.train",
 }
 
 __all__ = [*_WHERE, "__version__"]
@@ -65,8 +65,7 @@ if TYPE_CHECKING:  # `as` makes them public to type checkers
     from assay.commands.judge_compile import compile_judge as compile_judge
     from assay.commands.project import project_settings as project_settings
     from assay.commands.run import run as run
-    from assay.commands.train import train as train
-    from assay.commands.train_sft import train_sft as train_sft
+    from assay.commands.train import train as train, train_sft as train_sft
     from assay.commands.tune import join_tune as join_tune, tune as tune
     from assay.datasets import Task as Task, load_tasks as load_tasks
     from assay.errors import AssayError as AssayError

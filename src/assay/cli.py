@@ -33,9 +33,8 @@ from assay.errors import (
     WriteFailed,
     spoken,
 )
-from assay.support.dspy_versions import check_loaded
-from assay.support.meant import MEANT, meant
-from assay.support.names import nearest, one_of
+from assay.support.lazy import check_loaded
+from assay.support.names import MEANT, meant, nearest, one_of
 from assay.support.numbers import counted
 from assay.support.options import flag_of
 from assay.support.refused import Refused, refused, waiting

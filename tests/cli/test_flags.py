@@ -20,7 +20,7 @@ from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError, RubricError
 from assay.rubrics import SHIPPED
 from assay.rubrics.loading import import_check
-from assay.support.meant import MEANT
+from assay.support.names import MEANT
 from assay.support.options import options_of
 from assay.traces import Rollout, Store
 from rigs.command_line import assay_command, leaves

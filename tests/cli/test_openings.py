@@ -11,7 +11,7 @@ from assay.datasets.rows import NO_ROWS
 from assay.optimizers.finetuning.report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.traces import Store
-from assay.web.compare import compare_view
+from assay.web.runs import compare_view
 from rigs.command_line import Done, assay_command
 from rigs.projects import write_program, write_project
 from rigs.serving import ChatServer

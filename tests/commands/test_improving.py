@@ -32,7 +32,7 @@ from assay.errors import (
 from assay.evaluation import SilentProgress, evaluate
 from assay.jobs.job import open_job
 from assay.jobs.planning import plan_of
-from assay.models.lora.adapters import list_adapters
+from assay.models.lora import list_adapters
 from assay.traces import Store
 from rigs.command_line import assay_command
 from rigs.projects import Said, sums, write_program, write_project, write_rows

@@ -12,8 +12,7 @@ import pytest
 import assay
 from assay.commands.export import export
 from assay.commands.judge import Label, forget_rater, show_card
-from assay.commands.judge_audit import audit_judge
-from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_audit import audit_judge, replay_anchors
 from assay.commands.judge_score import score_rows
 from assay.commands.scoring import score_rollouts
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError, NoArtifact

@@ -13,7 +13,7 @@ from assay.errors import AssayError, ConfigError, ModelError, NoModelFile, Rubri
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy, sft
 from assay.optimizers.finetuning.base import load_policy
-from assay.reports.training_log import read_training_log
+from assay.reports.training import read_training_log
 from assay.traces import Store
 from assay.traces.store.listing import finished_report, list_runs
 from rigs.command_line import assay_command

@@ -19,7 +19,7 @@ from assay.datasets.memory import data_spec
 from assay.datasets.tasks import NULL, known_outputs, written_outputs
 from assay.errors import DataError
 from assay.rubrics import Criterion, Rubric, checks, conversations
-from assay.support.missing import is_missing
+from assay.support.values import is_missing
 from assay.traces.gateway.sessions import checked_fields
 
 MISSING = [

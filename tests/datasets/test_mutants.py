@@ -15,7 +15,7 @@ from assay.programs import sandbox
 from assay.rubrics.code import find_hacks, minimal_diff
 from assay.shipped.programs.code_repair.calls import similar_calls
 from assay.shipped.programs.code_repair.functions import module_files, slices
-from assay.shipped.programs.code_repair.jobs import Job, outcomes
+from assay.shipped.programs.code_repair.tasks import Job, outcomes
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.available("bubblewrap")), reason="bubblewrap does not work here")
 TOOLS = textwrap.dedent('''

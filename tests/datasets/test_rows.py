@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from assay.datasets import SPLITS, load_splits
-from assay.datasets.near_duplicates import ALIKE, near_duplicates
+from assay.datasets.keys import ALIKE, near_duplicates
 from assay.datasets.splits import FEW, split_of, splits_of_few
 from assay.errors import DataError
 

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from assay.datasets import Task
-from assay.datasets.curriculum import Curriculum, Stage
-from assay.datasets.schedule import Schedule, promotion_score
+from assay.datasets.curriculum import Curriculum, Schedule, Stage, promotion_score
 
 
 def made(*stages: Stage, steps: int | None = None, seed: int = 0, of: int = 5, say: Any = None) -> Schedule:

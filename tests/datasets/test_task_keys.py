@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from assay.datasets import load_tasks
+from assay.datasets.keys import overlap
 from assay.datasets.memory import data_spec
-from assay.datasets.near_duplicates import overlap
 from assay.datasets.tasks import task_key
 
 SAME: list[list[dict[str, Any]]] = [

@@ -11,7 +11,7 @@ from production import two_versions
 
 from assay.commands.advancing import Advancer, advanced
 from assay.commands.deploy import deployment_status, start_deployment
-from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_audit import replay_anchors
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step, Watch, load_plan
 from assay.deployment.watching import judge_alarm, watched

@@ -17,7 +17,7 @@ from assay.deployment import load_artifact
 from assay.deployment.registry import Registry
 from assay.errors import AssayError
 from assay.models.cache import ResponseCache
-from assay.models.lora.adapters import adapter_home
+from assay.models.lora import adapter_home
 from assay.programs.memory import Memory
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict

@@ -13,7 +13,7 @@ from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
 from assay.jobs.groups import DEFAULT_SALT
 from assay.models import EMBEDDED
-from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
+from assay.models.roles import DEFAULT_MODEL, DEFAULT_WEIGHTS
 from assay.optimizers.settings import CompileConfig
 
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
@@ -52,5 +52,5 @@ def test_the_default_model_is_named_in_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in names
     ]
-    assert named == ["models/defaults.py"] * 2
+    assert named == ["models/roles.py"] * 2
     assert EMBEDDED[DEFAULT_MODEL.removeprefix("embedded/")].base_repo == DEFAULT_WEIGHTS

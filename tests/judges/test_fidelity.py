@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from labelled_items import labels_file
 
-from assay.commands.judge_audit import audit_judge
-from assay.commands.judge_fidelity import audit_user
+from assay.commands.judge_audit import audit_judge, audit_user
 from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
 from assay.judges import PointwiseJudge

@@ -12,7 +12,7 @@ import pytest
 
 from assay.errors import ConfigError
 from assay.models.dspy_seam import PartMoved
-from assay.support.dspy_versions import RESTS_ON_STUB, UntestedDSPy, check_version
+from assay.support.lazy import RESTS_ON_STUB, UntestedDSPy, check_version
 from assay.traces import Recorder, Rollout
 
 

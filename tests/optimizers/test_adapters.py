@@ -11,7 +11,7 @@ from assay.deployment import Artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ArtifactError, ConfigError, ModelError
 from assay.models import embedded as engines, get_lm
-from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
+from assay.models.lora import find_adapter, keep_adapter, list_adapters, with_adapters
 from rigs.small_model import WIDTH
 
 

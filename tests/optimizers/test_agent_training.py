@@ -13,9 +13,8 @@ import pytest
 import assay
 from assay.commands.train import train
 from assay.errors import ConfigError, ProgramFailed
-from assay.programs.foreign.remote import TaskServer, work
-from assay.programs.foreign.runners import runner_of
-from assay.reports.training_log import read_training_log
+from assay.programs.runners import TaskServer, runner_of, work
+from assay.reports.training import read_training_log
 from assay.traces import Store
 from rigs.progress import Lines
 

@@ -11,7 +11,7 @@ from leaning_judge import FEW, SCALE, WORDS, compiled, labels_file, leaning, tru
 
 import assay
 from assay.commands.judge import forget_rater
-from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_audit import replay_anchors
 from assay.commands.judge_score import score_rows
 from assay.errors import ConfigError
 from assay.testing import scripted_lm

@@ -14,7 +14,7 @@ from assay.optimizers.finetuning import SFTSettings, read_sft
 from assay.optimizers.finetuning.base import Policy
 from assay.optimizers.finetuning.data import completion_row, conversation_rows
 from assay.optimizers.finetuning.sft import LossMonitor, fitting_rows, make_trainer, to_dataset
-from assay.reports.training_log import TrainingLog, read_training_log
+from assay.reports.training import TrainingLog, read_training_log
 
 pytest.importorskip("transformers")
 TALK = [

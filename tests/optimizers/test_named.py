@@ -10,7 +10,7 @@ from adding import ADD, ROWS, adds
 
 import assay
 from assay.datasets import make_task
-from assay.datasets.near_duplicates import overlap
+from assay.datasets.keys import overlap
 from assay.errors import ConfigError, MissingExtra
 from assay.optimizers.prompts.named import ALIASES
 from assay.optimizers.prompts.proposals import InstructionCheck, broken

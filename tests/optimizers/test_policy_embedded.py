@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 import assay
-from assay.commands.train import train
-from assay.commands.train_sft import check_comparison
+from assay.commands.train import check_comparison, train
 from assay.errors import ConfigError, DataError
-from assay.jobs.independence import independent
+from assay.jobs.checks import independent
 from assay.models import get_lm
 from assay.models.embedded import LlamaBackend
-from assay.models.lora.adapters import find_adapter, write_merged
+from assay.models.lora import find_adapter, write_merged
 from assay.models.registry import find_model, spec
 from assay.optimizers.finetuning import TRLProvider
 from assay.optimizers.finetuning.base import load_policy, tokenizer_sha, unpacked_weights

@@ -7,7 +7,7 @@ import pytest
 
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.run_folder import check_free, remove_training, training_folder, working_folder
-from assay.support.job_folders import MARKER
+from assay.support.places import MARKER
 
 JOB = {"model": "m", "seed": 0}
 

@@ -12,10 +12,10 @@ import pytest
 
 from assay.errors import ConfigError, DataError, ModelError
 from assay.models import get_lm
-from assay.models.lora.adapters import list_adapters
+from assay.models.lora import list_adapters
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, ready
-from assay.support.job_folders import MARKER
+from assay.support.places import MARKER
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:

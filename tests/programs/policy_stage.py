@@ -9,7 +9,7 @@ from assay.models import Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import LanguageModel, lm_over
 from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
-from assay.programs.foreign.agent import ForeignAgent
+from assay.programs.foreign_agent import ForeignAgent
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Store

@@ -16,7 +16,7 @@ from assay.datasets import Task
 from assay.errors import AssayError, ConfigError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import EnvironmentAgent, EnvironmentStep, environment_seed
-from assay.programs.environments.base import Play
+from assay.programs.environments import Play
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
 from assay.testing import scripted_lm

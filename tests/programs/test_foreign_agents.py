@@ -21,8 +21,8 @@ from assay.evaluation import Session
 from assay.models import Caps
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import LanguageModel, lm_over
-from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.foreign.runners import (
+from assay.programs.foreign_agent import ForeignAgent
+from assay.programs.runners import (
     AgentFailed,
     AgentRunner,
     AgentTask,

@@ -15,7 +15,7 @@ from assay.programs import EnvironmentAgent, GymEnvironment, InvalidAction
 from assay.rubrics import NoGrade
 from assay.shipped.programs.nim.checks import nim_won
 from assay.shipped.programs.nim.program import Nim
-from assay.shipped.programs.nim.rules import NimRules, nim_problem
+from assay.shipped.programs.nim.tasks import NimRules, nim_problem
 from assay.testing import scripted_lm
 
 

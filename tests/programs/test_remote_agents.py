@@ -14,9 +14,8 @@ from policy_stage import scripted_policy, trained, training
 
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.executors import in_background
-from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
-from assay.programs.foreign.runners import CallableRunner
+from assay.programs.foreign_agent import ForeignAgent
+from assay.programs.runners import CallableRunner, RemoteRunner, TaskServer, work
 from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases

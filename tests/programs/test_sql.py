@@ -15,7 +15,7 @@ import assay
 from assay.datasets import Task
 from assay.errors import ConfigError, EnvironmentFailed, FailureKind
 from assay.programs import TextToSQL, open_database
-from assay.programs.sql.database import QueryError, QueryLimits, Table, schema_text
+from assay.programs.sql import QueryError, QueryLimits, Table, schema_text
 from assay.rubrics import NoGrade
 from assay.shipped.programs.text_to_sql.checks import query_cost, query_runs, rows_match
 from assay.testing import scripted_lm

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError, EnvironmentFailed
 from assay.programs import open_database
-from assay.programs.sql.database import QueryError, QueryLimits
+from assay.programs.sql import QueryError, QueryLimits
 
 LIMITS = QueryLimits()
 

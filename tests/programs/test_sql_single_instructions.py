@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.programs.sql.database import QueryError, QueryLimits
-from assay.programs.sql.sqlite import SQLite
+from assay.programs.sql import QueryError, QueryLimits, SQLite
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -3,10 +3,9 @@
 import re
 from typing import Any
 
-from assay.reports.changes import changes_of
 from assay.reports.charts import Line, interval_bar, lines_chart
-from assay.reports.drift import drift_charts
-from assay.reports.texts import Budget, iso, moment, preview, readable, seconds, setting_texts
+from assay.reports.judges import drift_charts
+from assay.reports.texts import Budget, changes_of, iso, moment, preview, readable, seconds, setting_texts
 from assay.support.numbers import price
 from assay.web.rendering import link
 

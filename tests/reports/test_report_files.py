@@ -12,14 +12,13 @@ import assay
 from assay.deployment.simulation import SimulationReport
 from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
-from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
 from assay.reports.compiled import CompilePage, Demonstration
 from assay.reports.files import write_report
 from assay.reports.sides import Decision
-from assay.reports.texts import Clipped
+from assay.reports.texts import Clipped, changes_of
 from assay.rubrics import ScoreResult
-from assay.support.reprs import ReportDict, shortened
+from assay.support.report import ReportDict, shortened
 from assay.traces import Verdict
 from assay.traces.export.settings import GateReport, Gates
 

@@ -12,7 +12,7 @@ from steps import calls_in
 
 from assay.datasets import make_task
 from assay.errors import RubricError
-from assay.jobs.rubric_files import portable_rubric
+from assay.jobs.loading import portable_rubric
 from assay.judges.loading import load_judge
 from assay.models.limits import limited
 from assay.rubrics import Criterion, Rubric, checks, checks as schemas, load_rubric

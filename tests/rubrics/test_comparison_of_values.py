@@ -13,7 +13,7 @@ import pytest
 
 from assay.datasets import Task
 from assay.rubrics import Criterion, Rubric, checks
-from assay.rubrics.comparison import same
+from assay.rubrics.checks import same
 
 
 class Kind(enum.Enum):

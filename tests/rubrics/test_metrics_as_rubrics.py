@@ -12,7 +12,7 @@ import pytest
 
 import assay
 from assay.errors import ConfigError, RubricError
-from assay.jobs.rubric_files import portable_rubric
+from assay.jobs.loading import portable_rubric
 from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm

@@ -12,8 +12,8 @@ from assay.datasets import make_task
 from assay.evaluation.metrics import TaskRun, measure
 from assay.rubrics import checks
 from assay.rubrics.documents import answer_correct
-from assay.support.number_texts import parse_number, whole_number
-from assay.support.thoughts import without_thoughts
+from assay.support.numbers import parse_number, whole_number
+from assay.support.sections import without_thoughts
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from assay.errors import ConfigError
-from assay.support.job_folders import MARKER, check_claimable, claim_folder, remove_folder
 from assay.support.names import check_name, is_name, is_within, place_in
+from assay.support.places import MARKER, check_claimable, claim_folder, remove_folder
 
 BAD = [
     "", ".", "..", "../x", "../../victim", "a/b", "/etc", "a/", "/", "a\\b", "..\\x", "C:x", "c:", "a\0b", "a\nb",

@@ -3,7 +3,7 @@
 import pytest
 
 from assay.errors import ConfigError
-from assay.support.times import since
+from assay.support.numbers import since
 
 
 def test_a_relative_time_is_measured_back_from_now() -> None:

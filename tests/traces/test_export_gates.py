@@ -11,7 +11,7 @@ import assay
 from assay.errors import ConfigError, FailureKind, MissingExtra
 from assay.traces import Store, ToolCall, Transition
 from assay.traces.export.settings import GateReport, Gates, UngatedExport
-from assay.traces.privacy import gazetteers as privacy_gazetteers
+from assay.traces.privacy import names as privacy_gazetteers
 
 
 def report(gates: Gates, *, clean: int = 9, dirty: int = 0, state: str = "patterns only") -> GateReport:
@@ -102,7 +102,7 @@ def test_names_that_are_not_detected_stop_an_export_that_requires_them(
     if privacy_gazetteers.available():  # the lists do not find all planted names
         with pytest.raises(UngatedExport):
             exported(store, "transitions", privacy="names", gates=strict)
-    monkeypatch.setattr("assay.traces.privacy.gazetteers.available", lambda: False)
+    monkeypatch.setattr("assay.traces.privacy.names.available", lambda: False)
     monkeypatch.setattr("assay.traces.privacy.names.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="privacy"):
         exported(store, "transitions", privacy="names")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assay.traces.privacy import gazetteers as privacy_gazetteers
+from assay.traces.privacy import names as privacy_gazetteers
 from assay.traces.privacy.anonymizer import Anonymizer
 
 KEY = b"0123456789abcdef"

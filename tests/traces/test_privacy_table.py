@@ -91,7 +91,7 @@ def test_a_short_key_and_an_unknown_engine_are_refused() -> None:
 
 def test_without_presidio_auto_uses_patterns_and_presidio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
-    monkeypatch.setattr("assay.traces.privacy.gazetteers.available", lambda: False)
+    monkeypatch.setattr("assay.traces.privacy.names.available", lambda: False)
     assert (Anonymizer(KEY).engine_name, Anonymizer(KEY).finds_names) == ("patterns", False)
     assert make().text("Jane Doe of Leeds") == "Jane Doe of Leeds"
     with pytest.raises(MissingExtra, match="'presidio-analyzer' is not installed"):

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from assay.traces import Store
-from assay.web.access import PageAccess
-from assay.web.server import LocalPage
+from assay.web.server import LocalPage, PageAccess
 from rigs.serving import served
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -12,8 +12,7 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
-from assay.web.access import PageAccess
-from assay.web.server import LocalPage
+from assay.web.server import LocalPage, PageAccess
 
 T = TypeVar("T")
 NOW = 1_750_000_000.0

@@ -15,8 +15,8 @@ from pages import ROLLOUT, Browser, browse, posted, read, rollout_of_sums, three
 
 from assay.errors import ConfigError
 from assay.traces import Store
-from assay.web.access import PageAccess
 from assay.web.rendering import STATIC, compile_templates, static_file
+from assay.web.server import PageAccess
 from rigs.command_line import assay_command
 
 KEY = "page-key-1"

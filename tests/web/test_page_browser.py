@@ -20,7 +20,7 @@ from trained import put_training
 
 from assay.deployment.deployments import Deployments
 from assay.judges.questions import known_questions
-from assay.reports.training_log import TrainingLog
+from assay.reports.training import TrainingLog
 from assay.traces import Store
 from assay.traces.store import tables as schema
 

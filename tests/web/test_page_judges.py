@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from judged import judge_card, put_judge, put_question
 from pages import NOW, Scans, got, links_in, put_report, read
 
-from assay.reports.cards import card_page
+from assay.reports.judges import card_page
 from assay.rubrics import JudgeSpec
 from assay.traces import Store
 from assay.traces.store import tables as schema

@@ -13,7 +13,7 @@ from trained import SAMPLE, put_before_and_after, put_sft, put_training
 from assay.commands.runs import stored_report
 from assay.optimizers.finetuning.report import PolicyReport, SFTReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
-from assay.reports.training_log import TrainingLog, read_training_log
+from assay.reports.training import TrainingLog, read_training_log
 from assay.traces import Store
 
 

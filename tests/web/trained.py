@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pages import NOW, rollout_of_sums
 
-from assay.reports.training_log import TrainingLog
+from assay.reports.training import TrainingLog
 from assay.traces import Store
 
 SAMPLE = f"{200:032x}"  # the sample rollout of step 1

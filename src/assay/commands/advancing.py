@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.commands.deployed import LoadedVersion
-from assay.commands.judge_drift import replay_anchors
+from assay.commands.judge_audit import replay_anchors
 from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.evidence import CANDIDATE

@@ -56,8 +56,7 @@ class RunAgent(Reported):
         check_address(self.server, "server")
 
     def run(self) -> TasksExecuted:
-        from assay.programs.foreign.remote import TaskServer, work
-        from assay.programs.foreign.runners import runner_of
+        from assay.programs.runners import TaskServer, runner_of, work
 
         os.environ.pop(_KEY, None)  # no agent may reward itself
         runner, server = runner_of(self.agent, environment=True), TaskServer(self.server, self.key)

@@ -17,7 +17,7 @@ from assay.support.report import Table
 
 if TYPE_CHECKING:
     from assay.datasets import Task
-    from assay.datasets.schedule import Schedule
+    from assay.datasets.curriculum import Schedule
     from assay.evaluation import Progress, RecordedProgram
     from assay.jobs.job import Job
     from assay.jobs.planning import Request
@@ -31,7 +31,7 @@ class CollectReport(ScoredRuns):
     rollouts: int
     kept_from_before: int
     groups_with_spread: int
-    curriculum: Mapping[str, Any] | None  # see `assay.datasets.schedule.Schedule.report`
+    curriculum: Mapping[str, Any] | None  # see `assay.datasets.curriculum.Schedule.report`
 
     def lines(self) -> Iterator[str | Table]:
         from assay.reports.markdown import curriculum_lines
@@ -185,8 +185,8 @@ class _Collection:
 
     def run(self) -> None:
         from assay.datasets import SPLITS
+        from assay.jobs.checks import unused_settings
         from assay.jobs.preflight import checked
-        from assay.jobs.unused import unused_settings
 
         job, n, split = self.job, self.config.n, self.config.split
         tasks = getattr(job.splits, split)
@@ -217,7 +217,7 @@ class _Collection:
 
         A resumed run draws the same tasks in the same order, and takes what was finished from the store.
         """
-        from assay.datasets.schedule import promotion_score
+        from assay.datasets.curriculum import promotion_score
         from assay.evaluation import evaluate
 
         job, scored, step = self.job, self.job.runs_before("promotion"), 0

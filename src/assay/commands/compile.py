@@ -290,8 +290,8 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
     """Preflight, estimate, search, gate and test."""
     from assay.jobs.anchors import replay_of_rubric
     from assay.jobs.artifacts import rehearsed
+    from assay.jobs.checks import unused_settings
     from assay.jobs.preflight import checked, see_models
-    from assay.jobs.unused import unused_settings
     from assay.optimizers import compile_prompts
     from assay.optimizers.budget import announce_splits
     from assay.optimizers.prompts.named import Proposal

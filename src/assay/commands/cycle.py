@@ -33,10 +33,10 @@ from assay.deployment.pool import gate_value, read_manifest
 from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, ConfigError, DataError, DeploymentError
 from assay.evaluation.progress import Progress
+from assay.jobs.checks import settings_of_another_job
+from assay.jobs.groups import ScoringSettings, StoredJudge
 from assay.jobs.opening import artifact_place
 from assay.jobs.rescoring import score_stored
-from assay.jobs.scoring_settings import ScoringSettings, StoredJudge
-from assay.jobs.unused import settings_of_another_job
 from assay.reports.markdown import with_interval
 from assay.sources.modules import attribute_of
 from assay.support.names import place_in

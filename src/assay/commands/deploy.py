@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from assay.commands.groups import InExistingStore, Reported, Trusting
 from assay.deployment.settings import Suite, SuiteResult, Traffic, TrafficFields
 from assay.errors import ConfigError, DataError, DeploymentError
-from assay.jobs.scoring_settings import ScoringSettings, StoredJudge
+from assay.jobs.groups import ScoringSettings, StoredJudge
 from assay.support.numbers import counted, figure, signed
 from assay.support.options import Count, Flag, Positive, Seed, Settings, Share, function_of
 from assay.support.report import Report

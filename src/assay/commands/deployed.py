@@ -22,10 +22,10 @@ from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, DataError, DeploymentError, FailureKind
 from assay.evaluation.stored import BackgroundScoring, task_of
+from assay.jobs.groups import StoredJudge
 from assay.jobs.loading import load_rubric
 from assay.jobs.recording import opened_store, record
 from assay.jobs.rescoring import named_judge, threads_for
-from assay.jobs.scoring_settings import StoredJudge
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.calls import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, limited, within_limit

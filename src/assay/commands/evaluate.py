@@ -182,7 +182,7 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
         from assay.evaluation.metrics import overridden_format, run_notes, unscored_steps
         from assay.jobs.arguments import named
         from assay.jobs.correction import corrected_means
-        from assay.jobs.finished import FinishedRun
+        from assay.jobs.ending import FinishedRun
         from assay.jobs.job import open_job
         from assay.traces.store.sealing import SEALED
 
@@ -239,7 +239,7 @@ def _tasks(job: "Job", config: Evaluate) -> "list[Task]":
 
 def _notes(job: "Job", config: Evaluate, progress: "Progress") -> list[str]:
     """Notes that limit what the score means: rows of the data, unused settings, too few tasks."""
-    from assay.jobs.unused import unused_settings
+    from assay.jobs.checks import unused_settings
     from assay.optimizers.budget import too_few_to_score
     from assay.optimizers.prompts.thinking import never_revises
 

@@ -113,7 +113,7 @@ class OutOfStore(Trusting, Selecting, Thresholds, Balancing, Protected, InExisti
     def exported(self, kind: str, rubric: Any = None) -> "ExportReport":
         """Writes the rows of a kind."""
         from assay.jobs.export_rewards import ExportReward, notes_of
-        from assay.jobs.rubric_files import portable_rubric
+        from assay.jobs.loading import portable_rubric
         from assay.traces.export.pipeline import export_traces
 
         gates = self.thresholds

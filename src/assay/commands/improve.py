@@ -17,23 +17,20 @@ from assay.commands.collect import Collect, collect
 from assay.commands.compile import Compile, compile as compile_program
 from assay.commands.export import export
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting
-from assay.commands.train import TrainRL, train
-from assay.commands.train_sft import train_sft
+from assay.commands.train import TrainRL, train, train_sft
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.jobs.groups import Capped, PromptJob, Source
 from assay.jobs.job_report import EndedReport
-from assay.models.lora.adapters import adapter_home, find_adapter, served_as
+from assay.models.lora import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.sources.artifact_files import is_artifact, read_manifest
-from assay.support.formats import check_format
-from assay.support.job_folders import claim_folder, remove_folder
 from assay.support.names import one_of, place_in
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, Settings, function_of, options_of
-from assay.support.places import write_whole
+from assay.support.places import claim_folder, remove_folder, write_whole
 from assay.support.report import Table
 from assay.support.scrubbing import results
-from assay.support.values import json_text, json_value
+from assay.support.values import check_format, json_text, json_value
 from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
 
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from assay.evaluation.comparison import Comparison
-    from assay.jobs.finished import FinishedRun
+    from assay.jobs.ending import FinishedRun
     from assay.jobs.job import Job
     from assay.jobs.planning import Request
     from assay.models.meter import Usage
@@ -223,8 +220,8 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
             ConfigError: it is not `embedded/NAME`; only those are served by name for the comparison afterwards. Or it
                 would judge itself.
         """
-        from assay.jobs.independence import independent
-        from assay.jobs.policy_training import guards_of
+        from assay.jobs.checks import independent
+        from assay.jobs.trainings import guards_of
 
         name, start = self.origin
         judge, model = self.judge_model or start, start
@@ -401,7 +398,7 @@ class _Improvement:
 
     def _ended(self, *, done: bool) -> "FinishedRun":
         """The stored report: in the folder if a cap ended the improvement, else beside it, as the folder is removed."""
-        from assay.jobs.finished import FinishedRun
+        from assay.jobs.ending import FinishedRun
         from assay.models import Caps
 
         if not done:
@@ -475,9 +472,9 @@ class _Improvement:
         Raises:
             AssayError: see `assay.jobs.preflight.preflight`; settings with `preflight=False` try nothing.
         """
-        from assay.jobs.policy_training import Retained
+        from assay.jobs.checks import unused_settings
         from assay.jobs.preflight import checked, preflight, require_predictors
-        from assay.jobs.unused import unused_settings
+        from assay.jobs.trainings import Retained
         from assay.optimizers.budget import announce_splits
 
         settings, (program, model) = self.settings, self.start
@@ -520,7 +517,7 @@ class _Improvement:
 
     def _take(self, at: int, step: str) -> None:
         """Runs one step and its gate; keeps the result if it passes."""
-        from assay.jobs.unused import settings_of_another_job
+        from assay.jobs.checks import settings_of_another_job
         from assay.reports.training import interval
 
         row: dict[str, Any] = {"step": step, "kept": False, "gate": None, "converged": None}

@@ -297,8 +297,8 @@ class CardReport(Report):
         yield from card_lines(self.card)
 
     def write_page(self, path: str | Path, *, store: str | Path | None = None) -> Path:
-        from assay.reports.cards import card_page
         from assay.reports.files import ended_facts, short_name, spent_facts, write_report
+        from assay.reports.judges import card_page
 
         spec, result, labels = self.manifest["judge"], self.manifest["result"], self.manifest["labels"]
         facts = [

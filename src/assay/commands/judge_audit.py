@@ -1,22 +1,39 @@
-"""`assay judge audit`: tests a judge for known failure modes."""
+"""`assay judge audit`, `drift` and `fidelity`: test a judge, freeze and replay its verdicts, test a simulated user."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from assay.commands.groups import JobOutput
-from assay.commands.judging import JudgedReport, JudgeJob, Rows, need_fields, rated_items, spent_by
-from assay.errors import ConfigError, ModelError
-from assay.jobs.groups import Cached
+from assay.commands.groups import InStore, JobOutput, Reported, Trusting
+from assay.commands.judging import (
+    OPTIONAL,
+    JudgedReport,
+    JudgeJob,
+    Rows,
+    SpentReport,
+    need_fields,
+    preflight_items,
+    rated_items,
+    spent_by,
+    with_names,
+)
+from assay.errors import ConfigError, DataError, ModelError
+from assay.jobs.groups import Budget, Cached, KeyedJob, Preflight
+from assay.models.limits import DEFAULT_S
+from assay.support.names import one_of
 from assay.support.numbers import counted
-from assay.support.options import Share, function_of
+from assay.support.options import Flag, Parse, Positive, Seconds, Share, function_of
 from assay.support.report import Report, Table
 
 if TYPE_CHECKING:
     from assay.evaluation import Session
     from assay.jobs.opening import Run
     from assay.judges import Item, Judge
+    from assay.judges.quality.fidelity import Interview
+    from assay.programs import UserProgram
+    from assay.traces.recorder import Recorder
 
 _BIAS_ITEMS = 60
 
@@ -68,7 +85,7 @@ class Audit(JudgedReport):
         return "" if self.passed else f"the audit failed: {', '.join(self.failed)}"
 
     def lines(self) -> Iterator[str | Table]:
-        from assay.reports.cards import bias_text, required_words, tried_text
+        from assay.reports.judges import bias_text, required_words, tried_text
 
         yield Table(
             title=f"audit: an attack is passed if at least {self.pass_at:.0%} of its cases are right",
@@ -193,7 +210,7 @@ class AuditJudge(Cached, JudgeJob):
     def _keep(self, report: Audit, run: "Run") -> None:
         """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be
         erased."""
-        from assay.jobs.finished import FinishedRun
+        from assay.jobs.ending import FinishedRun
 
         if self.labels:
             report = replace(report, attacks={name: {**entry, "wrong": []} for name, entry in report.attacks.items()})
@@ -240,3 +257,299 @@ def _notes(source: str, count: int, kind: str, profile: str | None) -> list[str]
 
 
 audit_judge = function_of(AuditJudge, "audit_judge")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FrozenAnchors(JudgedReport):
+    """An anchor set that was frozen.
+
+    Attributes:
+        frozen: number of anchors.
+        anchors: the file.
+        noise: how much two runs of the judge differ, as a share of the scale.
+    """
+
+    frozen: int
+    anchors: str
+    noise: float
+
+    def lines(self) -> Iterator[str]:
+        yield (
+            f"froze {self.frozen} verdicts in {self.anchors}; two runs differ by {self.noise:.3f} of the scale; "
+            f"{self.spent}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Replay(JudgedReport):
+    """Verdicts on an anchor set, compared with the frozen ones.
+
+    Attributes:
+        alarms: what has drifted, each with what changed.
+        changed: what the verdicts depend on and is another than when they were frozen: old and new value.
+        n: anchors with a verdict both times.
+        lost: anchors that are unscored now.
+        mean_difference: mean change of the verdicts, as a share of the scale.
+        mean_square: mean of the squared changes.
+        mean_square_error: its standard error.
+        noise: how much two runs of the judge differed when the set was frozen.
+        flips: number, directions and p values of changed verdicts, for values of few levels; otherwise null.
+        cusum: highest CUSUM statistic, for other values; otherwise null.
+        cusum_limit: above it there is an alarm.
+        psi: population stability index; null for few anchors.
+        psi_limit: above it there is an alarm.
+    """
+
+    alarms: Sequence[str]
+    changed: Mapping[str, Any]
+    n: int
+    lost: int
+    mean_difference: float | None
+    mean_square: float | None
+    mean_square_error: float | None
+    noise: float
+    flips: Mapping[str, Any] | None
+    cusum: float | None
+    cusum_limit: float | None
+    psi: float | None
+    psi_limit: float | None
+
+    def lines(self) -> Iterator[str]:
+        from assay.reports.judges import drift_facts  # imports numpy
+
+        for name, (before, after) in self.changed.items():
+            yield f"changed: {name}: {before} -> {after}"
+        yield drift_facts(self.to_dict())
+        yield from (f"ALARM: {alarm}" for alarm in self.alarms)
+        yield f"{'drifted' if self.alarms else 'no drift'}; {self.spent}"
+
+    @property
+    def failure(self) -> str:
+        return f"the judge has drifted: {counted(len(self.alarms), 'alarms')}" if self.alarms else ""
+
+
+class ReplayAnchors(Preflight, JudgeJob):
+    """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm.
+
+    Never uses the response cache: a cached answer cannot show drift.
+
+    Raises:
+        ConfigError: there is no such set; with `freeze`, there is one already.
+    """
+
+    OUTPUT: ClassVar[Any] = JobOutput
+    kind: ClassVar[str] = "judge drift"
+
+    anchors: Annotated[str | Path | None, Flag(metavar="FILE", key=False, stored=True), Parse(str)] = None
+    """The frozen set, a .json file; by default the one next to a compiled judge."""
+    freeze: Rows = None
+    """Freeze the verdicts of JUDGE on these rows, which are as for assay judge score."""
+
+    @property
+    def cache(self) -> bool:
+        return False
+
+    def run(self) -> FrozenAnchors | Replay:
+        from assay.jobs.anchors import items_of, replay
+        from assay.jobs.ending import FinishedRun
+        from assay.judges.quality.drift import AnchorSet
+        from assay.support.places import check_writable
+
+        path = self._path()
+        if self.freeze and path.exists():
+            raise ConfigError(f"{path} is there already; an anchor set is frozen once. Delete it, or name another file")
+        frozen = None if self.freeze else AnchorSet.load(path)
+        if not self.built().spec.graded:
+            raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
+        if self.freeze:
+            check_writable(path, "anchors")
+        with self.session() as (judge, session, run):
+            if frozen is None:
+                return self._frozen(judge, session, run, path)
+            preflight_items(judge, items_of(frozen), session, self)
+            report = Replay(**replay(judge, frozen, session), **spent_by(run))
+            FinishedRun(run.folder, caps=self.caps, about={}).keep(report.to_dict())
+            return report
+
+    def _path(self) -> Path:
+        from assay.jobs.anchors import ANCHORS
+        from assay.sources.artifact_files import is_artifact
+
+        if self.anchors is not None:
+            return Path(self.anchors)
+        if not isinstance(self.judge, str) or not is_artifact(self.judge):
+            raise ConfigError("only a compiled judge has anchors of its own; name a file with `anchors`")
+        return Path(self.judge) / ANCHORS
+
+    def _frozen(self, judge: Any, session: Any, run: Any, path: Path) -> FrozenAnchors:
+        from assay.datasets.sources import iter_rows
+        from assay.evaluation.judged import judge_again, judge_items
+        from assay.jobs.anchors import freeze
+        from assay.judges.labels import make_items
+
+        spec = str(self.freeze)
+        items = make_items(iter_rows(spec), labels=judge.labels, spec=spec, unrated=True, shows=judge.shows)
+        need_fields(judge, items, optional=OPTIONAL)
+        preflight_items(judge, items, session, self)
+        judged = judge_items(judge, items, session, name="freeze")
+        repeat = judge_again(judge, items, session, name="freeze: once more")
+        anchor_set = freeze(judge, items, judged.answers, repeat.answers, session)
+        run.store.put_searched(path)
+        anchor_set.save(path)
+        return FrozenAnchors(
+            frozen=len(anchor_set.anchors), anchors=str(path), noise=anchor_set.noise, **judged.coverage(judge),
+            **spent_by(run),
+        )  # fmt: skip
+
+
+replay_anchors = function_of(ReplayAnchors, "replay_anchors")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Fidelity(SpentReport):
+    """The card of a simulated user.
+
+    Attributes:
+        user: its name.
+        n: runs in which it did not fail.
+        failed: runs in which it raised an error, or exceeded the time limit.
+        turns: mean number of messages of a run.
+        faults: by fault the share of runs with it, its exact 95 % interval, and an example.
+        faithful: share of runs without a fault.
+        fail_over: highest share of runs with a fault.
+        passed: whether no run failed, and no fault is more frequent.
+        why_failed: up to three reasons of failed runs.
+    """
+
+    user: str
+    n: int
+    failed: int
+    turns: float | None
+    faults: Mapping[str, Any]
+    faithful: Mapping[str, Any]
+    fail_over: float
+    passed: bool
+    why_failed: Sequence[str]
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.judges.quality.fidelity import FAULTS
+
+        yield Table(
+            title=f"fidelity of the user {self.user}",
+            header=("fault", "runs", "95 %", "the user"),
+            rows=[
+                (
+                    name, "–" if fault["share"] is None else f"{fault['share']:.0%}",
+                    f"{fault['low']:.0%} to {fault['high']:.0%}", FAULTS.get(name, "made no fault"),
+                )
+                for name, fault in [*self.faults.items(), ("faithful", self.faithful)]
+            ],
+        )  # fmt: skip
+        for name, fault in self.faults.items():
+            if fault["share"] is not None and fault["share"] > self.fail_over:
+                yield f"{name}: {' | '.join(fault['example'])}"
+        yield from (f"note: the user failed: {reason}" for reason in self.why_failed)
+        verdict = "passed" if self.passed else "FAILED"
+        counts = f"{counted(self.n, 'runs')}, {self.failed} in which the user failed"
+        yield f"{verdict}: at most {self.fail_over:.0%} of the runs with a fault; {counts}; {self.spent}"
+
+    @property
+    def failure(self) -> str:
+        return "" if self.passed else "the simulated user failed the audit"
+
+
+def _user(value: Any) -> Any:
+    if not (isinstance(value, str | Path) or callable(value)):
+        raise ValueError(f"must be callable as user(profile=…, messages=…), or its name, not {value!r}")
+    return str(value) if isinstance(value, Path) else value
+
+
+class AuditUser(Reported, Trusting, InStore, Cached, KeyedJob):
+    """Audit the simulated USER of conversations: it talks with an interviewer that follows rules, on each task. Exit
+    code 1 if it fails.
+
+    Raises:
+        DataError: a task has no `user`, or the user returned something else than a message.
+    """
+
+    ROLE: ClassVar[str] = "judge"
+    kind: ClassVar[str] = "judge fidelity"
+
+    user: Annotated[Any, Flag(path=True), Parse(_user)] = field(kw_only=False)
+    """Simulated user: rules, model, or file.py:Class. In Python also an `assay.programs.UserProgram`."""
+    data: Annotated[str, Flag(metavar="D", path=True, key=False, stored=True)]
+    """Tasks with an input 'user', such as conversations:?size=40. Use tasks that are not in the test split."""
+    model: str | None = None
+    """Language model of the user; by default embedded/smollm2-135m."""
+    thinking: Budget = None
+    """How much the user may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max, off or auto
+    (no limit). A model or program that cannot keep it is refused."""
+    tasks: Positive = 40
+    """Maximum number of tasks."""
+    task_timeout: Annotated[Seconds, Flag(metavar="SECONDS", job=False)] = DEFAULT_S
+    """Time limit of one interview in seconds. A user that exceeds it has failed."""
+    fail_over: Share = 0.05
+    """Maximum share of runs with a fault; above it the exit code is 1."""
+
+    def run(self) -> Fidelity:
+        import dspy
+
+        from assay.datasets import load_tasks
+        from assay.jobs.opening import open_run
+        from assay.judges.quality.fidelity import fidelity_card
+        from assay.models.limits import limited
+        from assay.support.scrubbing import error_text
+
+        name = self.user if isinstance(self.user, str) else type(self.user).__name__
+        lm, config = with_names(self, user=name)
+        program, tasks = self._program(), load_tasks(self.data)[: self.tasks]
+        if lacking := next((task.id for task in tasks if "user" not in task.inputs), None):
+            raise DataError(f"task {lacking!r} has no input 'user' with a goal and facts")
+        progress = self.reporter
+        with open_run(config, lm=lm, progress=progress, store=self.store) as run:
+            runs: list[Interview | None] = []
+            problems: list[str] = []
+            in_run = dspy.context(lm=run.lm, trace=[])
+            with run.recorder.active(), in_run, progress.bar("interview", len(tasks)) as advance:
+                for task in tasks:
+                    try:
+                        with limited(self.task_timeout):
+                            runs.append(_recorded(run.recorder, program, task, name))
+                    except DataError:
+                        raise
+                    except (Exception, SystemExit) as error:  # the user's own failure is a figure of its card
+                        runs.append(None)
+                        problems.append(error_text(error))
+                    advance(1)
+            card = fidelity_card(runs, fail_over=self.fail_over)
+            return Fidelity(user=name, **card, why_failed=list(dict.fromkeys(problems))[:3], **spent_by(run))
+
+    def _program(self) -> "UserProgram":
+        from assay.programs import RuleBasedUser, SimulatedUser, load_program
+
+        if not isinstance(self.user, str):
+            given: UserProgram = self.user
+            return given
+        shipped: Mapping[str, Any] = {"rules": RuleBasedUser, "model": SimulatedUser}
+        if self.user not in shipped and ":" not in self.user and not self.user.endswith(".py"):
+            raise ConfigError(f"{self.user!r} {one_of(self.user, shipped, other='file.py:Class')}", field="user")
+        program: UserProgram = shipped[self.user]() if self.user in shipped else load_program(self.user)
+        return program
+
+
+def _recorded(recorder: "Recorder", user: "UserProgram", task: Any, name: str) -> "Interview":
+    from assay.judges.quality.fidelity import interview
+    from assay.models.limits import within_limit
+    from assay.traces.records import Rollout
+
+    own = Rollout(
+        task_id=task.id, task_type=task.task_type, group_id=task.id, source="simulated_user", program=name[:200]
+    )
+    own.inputs = dict(task.inputs)
+    with recorder.rollout(own):
+        conversation = within_limit(lambda: interview(user, task), "the interview")
+        own.prediction = {"messages": conversation.messages, "ended": conversation.ended}
+    return conversation
+
+
+audit_user = function_of(AuditUser, "audit_user")

@@ -1,7 +1,7 @@
 """`assay judge compile`: `assay.compile_judge`.
 
 Combines labels, model, judge, artifact and reliability card. Does not search prompts:
-`assay.optimizers.judges.compile` does.
+`assay.optimizers.judges` does.
 """
 
 import json
@@ -40,8 +40,7 @@ from assay.jobs.job_report import EndedReport
 from assay.optimizers.settings import JudgeConfig
 from assay.support.numbers import counted, figure, signed
 from assay.support.options import Count, Flag, Parse, function_of
-from assay.support.report import OBJECT, Table
-from assay.support.reprs import ReportDict, measure_text, shortened
+from assay.support.report import OBJECT, ReportDict, Table, measure_text, shortened
 
 if TYPE_CHECKING:
     from assay.datasets.rows import RowFindings
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from assay.judges import Item, Judge
     from assay.judges.labels import LabelledItems, LabelSplits
     from assay.judges.quality.drift import AnchorSet
-    from assay.optimizers.judges.compile import JudgeOutcome
+    from assay.optimizers.judges import JudgeOutcome
     from assay.traces.store.sealing import Openings
 
 _THIN = 20  # items of a split below which there is no interval
@@ -226,8 +225,8 @@ class CompileJudge(
 
     def run(self) -> JudgeReport:
         from assay.datasets.memory import data_spec
-        from assay.jobs.finished import FinishedRun
-        from assay.jobs.judge_artifacts import items_of
+        from assay.jobs.artifacts import items_of
+        from assay.jobs.ending import FinishedRun
         from assay.jobs.loading import compiled_parts
         from assay.jobs.opening import artifact_place, open_run
         from assay.optimizers.prompts.given import title_of
@@ -313,9 +312,9 @@ def _compiled(
     judge: "Judge", splits: "LabelSplits", session: "Session", run: "Run", config: CompileJudge
 ) -> "tuple[JudgeReport, AnchorSet | None]":
     """Preflight, search, gate, test, and the measurements of the result."""
-    from assay.jobs.judge_artifacts import anchor_set, judge_card
+    from assay.jobs.artifacts import anchor_set, judge_card
     from assay.jobs.preflight import preflight_judge
-    from assay.optimizers.judges.compile import compile_judge_prompts
+    from assay.optimizers.judges import compile_judge_prompts
     from assay.traces.store.sealing import open_test
 
     if config.preflight:
@@ -359,7 +358,7 @@ def _saved(
 ) -> JudgeReport:  # fmt: skip
     """Writes the artifact of the result with its card and anchor set, and one of a winner on val that is unproven."""
     from assay.jobs.anchors import ANCHORS
-    from assay.jobs.judge_artifacts import save_judge
+    from assay.jobs.artifacts import save_judge
     from assay.reports.markdown import markdown
     from assay.support.places import write_whole
 
@@ -385,7 +384,7 @@ def _as_stored(judge: "Judge", stored: Mapping[str, Any]) -> JudgeReport:
     """The report of a run that had already ended. Its outcome has no answers of single items."""
     from assay.jobs.loading import load_judge
     from assay.judges import Judge
-    from assay.optimizers.judges.compile import JudgeOutcome
+    from assay.optimizers.judges import JudgeOutcome
     from assay.sources.artifact_files import is_artifact
 
     has_unproven = stored["unproven"] and is_artifact(stored["unproven"])

@@ -128,7 +128,7 @@ def judge_session(
     """The session of an open run for `judge_items`. The store gets the judge's question, for raters."""
     from assay.evaluation import Session
     from assay.judges.questions import remember
-    from assay.optimizers.judges.compile import agreement_rubric
+    from assay.optimizers.judges import agreement_rubric
     from assay.sources.modules import qualified_name
 
     remember(run.store, judge, source, run_id=run.run_id)
@@ -238,7 +238,7 @@ def interval(agreement: Mapping[str, Any], name: str) -> str:
 
 def card_lines(card: Mapping[str, Any], *, reported: Collection[str] = ()) -> Iterator[str | Table]:
     """A card without its agreement. `reported`: undefined measures that were reported before."""
-    from assay.reports.cards import card_facts
+    from assay.reports.judges import card_facts
 
     yield "; ".join(f"{name}: {value}" for name, value in card_facts(card))
     for row in card.get("explained_by") or ():

@@ -13,10 +13,10 @@ from assay.commands.deploy import StartOptions
 from assay.deployment.plan import Hook
 from assay.deployment.settings import PoolSettings
 from assay.errors import ConfigError, DeploymentError
-from assay.jobs.scoring_settings import ScoringSettings
+from assay.jobs.groups import ScoringSettings
 from assay.support.names import nearest
 from assay.support.options import Count, Items, Positive, Settings, Share, options_of
-from assay.support.yaml_models import load_settings
+from assay.support.yaml_files import load_settings
 
 if TYPE_CHECKING:
     from assay.deployment.loops import Loops

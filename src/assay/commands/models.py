@@ -62,7 +62,7 @@ class ListModels(Settings):
 
     def run(self) -> ModelListing:
         from assay.models import registry
-        from assay.models.lora.adapters import list_adapters, served_as
+        from assay.models.lora import list_adapters, served_as
 
         models = registry.EMBEDDED.values()
         return ModelListing(

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 
 from assay.commands import COMMANDS, SHORT_FORMS, command_class, long_form
 from assay.errors import Names, spoken
-from assay.models.defaults import DEFAULT_MODEL
+from assay.models.roles import DEFAULT_MODEL
 from assay.support.options import flag_of, options_of
 
 _KNOWN = {*COMMANDS, *SHORT_FORMS}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 from assay.commands.groups import InStore, Output, Reported, Trusting
 from assay.errors import AssayError, ConfigError, DataError, ModelError, NoJsonForm, ProgramFailed, WriteFailed
 from assay.jobs.groups import Budget, Model, Source, State
-from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
+from assay.models.roles import DEFAULT_MODEL
 from assay.support.numbers import counted
 from assay.support.options import Flag, Seconds, function_of
 from assay.support.report import Report

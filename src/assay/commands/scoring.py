@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from assay.commands.groups import InExistingStore, JobOutput, Reported, Trusting
-from assay.jobs.scoring_settings import ScoringSettings
+from assay.jobs.groups import ScoringSettings
 from assay.rubrics import Rubric
 from assay.support.numbers import counted, price
 from assay.support.options import Flag, function_of

@@ -15,10 +15,10 @@ from annotated_types import Ge, Le
 
 from assay.commands.groups import InStore, Listening, Reported
 from assay.errors import AssayError, ConfigError, StoreError
-from assay.jobs.scoring_settings import StoredJudge
-from assay.models.defaults import DEFAULT_MODEL
+from assay.jobs.groups import StoredJudge
 from assay.models.limits import LAST_CALLS_S
 from assay.models.prices import price_text
+from assay.models.roles import DEFAULT_MODEL
 from assay.models.unrecorded import Unrecorded
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, function_of

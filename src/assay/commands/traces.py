@@ -54,7 +54,7 @@ class OfProgram(OfRun):
         Args:
             equal: names of further settings whose values select.
         """
-        from assay.support.times import since
+        from assay.support.numbers import since
         from assay.traces.store.listing import find_rollouts
 
         values = {name: getattr(self, name) for name in ("run_id", "phase", *equal)}
@@ -635,8 +635,7 @@ class ForgetSubject(InExistingStore):
         import functools
 
         from assay.deployment.deployments import Deployments, versions_of_erased
-        from assay.jobs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
-        from assay.jobs.lineage import lineage_of
+        from assay.jobs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs, lineage_of
         from assay.traces.records import subject_digests
         from assay.traces.store.erasure import erase_subject
         from assay.traces.store.location import home_of

@@ -16,8 +16,7 @@ from assay.jobs.groups import DecidedJob, ParameterJob, StagedJob
 from assay.jobs.job_report import JobReport, JoinReport
 from assay.optimizers.settings import SearchConfig
 from assay.support.names import one_of
-from assay.support.options import EXPERT, Count, Flag, Positive, function_of, options_of
-from assay.support.presets import apply_preset
+from assay.support.options import EXPERT, Count, Flag, Positive, apply_preset, function_of, options_of
 from assay.support.report import OBJECT, Table
 from assay.support.values import json_value
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
     from assay.datasets import Task
-    from assay.datasets.schedule import Schedule
+    from assay.datasets.curriculum import Schedule
     from assay.evaluation import Progress, RecordedProgram
     from assay.evaluation.comparison import Comparison
     from assay.jobs.job import Job
@@ -629,8 +628,8 @@ def _check_folders(apply: str | Path | None, also: "Sequence[str | Path]") -> No
 def _prepared(job: "Job", config: Tune, progress: "Progress") -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
     from assay.jobs.artifacts import rehearsed
+    from assay.jobs.checks import unused_settings
     from assay.jobs.preflight import checked, see_models
-    from assay.jobs.unused import unused_settings
     from assay.optimizers.budget import announce_splits, forecast_pair, plan_report
 
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import pydantic
 
-from assay.support.yaml_models import StrictModel
+from assay.support.yaml_files import StrictModel
 
 _LONGEST_NAME = 60  # characters; a name is part of the names of studies
 

@@ -11,11 +11,10 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from assay.datasets.parquet import check_columns
+from assay.datasets.files import check_columns
 from assay.datasets.tasks import SPLIT_ALIASES, SPLITS, Task
 from assay.errors import DataError
-from assay.support.missing import is_missing
-from assay.support.values import json_text, json_value
+from assay.support.values import is_missing, json_text, json_value
 
 PREFIX = "memory:"
 _TASK_ATTRIBUTES = ("id", "task_type", "split", "metadata")

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from assay.datasets.keys import task_text
-from assay.datasets.near_duplicates import ALIKE, near_duplicates
+from assay.datasets.keys import ALIKE, near_duplicates, task_text
 from assay.support.numbers import counted
 
 _LISTED = 1_000  # rows that a report names, of each kind

@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 from assay.datasets.fields import Fields
 from assay.datasets.keys import task_key
 from assay.errors import DataError, NoJsonForm
-from assay.support.missing import is_missing
 from assay.support.names import nearest
-from assay.support.values import json_value
+from assay.support.values import is_missing, json_value
 
 __all__ = [
     "NULL",
@@ -177,7 +176,7 @@ def make_task(
         row: a structured row has an object `inputs`. In a flat row every other column is an input or an expected
             output: the columns that `inputs` names are inputs; without `inputs`, columns with a usual output name
             (`answer`, `label`, …) and those that `outputs` names are expected outputs. In both forms `tenant`,
-            `data_subject` and `consent` go into the metadata. A missing value (`assay.support.missing`) is None as an
+            `data_subject` and `consent` go into the metadata. A missing value (`assay.support.values`) is None as an
             input, and no expected output, see `known_outputs`. A column that is an input of the
             program is nothing else, whatever its name, except for `id` and the columns of the owner.
         where: `file:line`, for error messages.

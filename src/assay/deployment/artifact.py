@@ -280,7 +280,7 @@ def save_artifact(
 
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
-        rubric: files of the rubric it was measured by, with its checks and judges; see `assay.jobs.rubric_files`.
+        rubric: files of the rubric it was measured by, with its checks and judges; see `assay.jobs.loading`.
         replaces: an artifact that is written anew in its own folder, see `assay.jobs.artifacts.of_earlier_attempt`.
     Raises:
         ArtifactError: the folder cannot be written.

@@ -11,11 +11,13 @@ from typing import Any
 
 from assay.errors import ArtifactError, RubricError
 from assay.sources import trust
-from assay.sources.artifact_code import around, listed, named_code
 from assay.sources.artifact_files import (
     RUBRIC,
     SOURCE,
+    around,
     code_of,
+    listed,
+    named_code,
     verified,
 )
 from assay.support.yaml_files import MOST_BYTES, read_yaml

@@ -493,6 +493,6 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
     """
-    from assay.support.yaml_models import load_settings
+    from assay.support.yaml_files import load_settings
 
     return load_settings(path, Plan, "plan")

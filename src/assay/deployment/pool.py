@@ -19,10 +19,10 @@ import sqlalchemy as sa
 from assay.datasets.tasks import SPLITS, Task, task_key, written_outputs
 from assay.deployment.settings import PoolSettings
 from assay.errors import DISTRIBUTION, ConfigError, DataError
-from assay.support.formats import check_format
 from assay.support.numbers import counted
 from assay.support.places import write_whole
 from assay.support.report import Report
+from assay.support.values import check_format
 from assay.traces.export.hiding import DeclaredValues, Hider
 from assay.traces.export.selection import difficulty_of, drawn, loaded, permitted, snapshot
 from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED, Selection

@@ -116,7 +116,7 @@ class VersionReport(Version):
     flag_history: list[dict[str, Any]]
 
     def lines(self) -> Iterator[str]:
-        from assay.reports.results import result_lines
+        from assay.reports.markdown import result_lines
         from assay.reports.texts import leaf_texts, readable
 
         data = self.to_dict()

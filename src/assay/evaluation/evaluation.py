@@ -22,7 +22,7 @@ from assay.programs import program_version
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import ScoredRun, coverage_report, mean_result
 from assay.support.numbers import figure
-from assay.support.reprs import ReportRepr, measure_text
+from assay.support.report import ReportRepr, measure_text
 from assay.traces import Rollout
 
 _BY_TASK = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")

@@ -36,7 +36,7 @@ from assay.models.meter import Caps
 from assay.models.unrecorded import Unrecorded
 from assay.rubrics.scoring import ScoredRun, ScoreResult
 from assay.sources.files import is_user_file
-from assay.sources.naming import public
+from assay.sources.modules import public
 from assay.sources.shipping import Delivery, Shipment, not_sent
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout

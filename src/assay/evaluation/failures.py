@@ -18,7 +18,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
 from assay.models.limits import OverTime
-from assay.programs.foreign.runners import AgentFailed
+from assay.programs.runners import AgentFailed
 from assay.rubrics.scoring import ScoredRun
 from assay.support.package import OWN_FOLDERS
 

@@ -29,8 +29,8 @@ from assay.rubrics.tools import (
     made_calls,
     recovery_after_error,
 )
-from assay.support.number_texts import parse_number, whole_number
-from assay.support.reprs import ReportRepr
+from assay.support.numbers import parse_number, whole_number
+from assay.support.report import ReportRepr
 from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import RUN_FIELDS

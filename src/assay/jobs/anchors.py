@@ -17,7 +17,7 @@ from assay.judges.quality.agreement import Answers
 from assay.judges.quality.drift import Anchor, AnchorSet, compare
 from assay.judges.reading import scale_masses
 from assay.models import sibling
-from assay.optimizers.judges.compile import agreement_rubric
+from assay.optimizers.judges import agreement_rubric
 from assay.programs import program_version
 from assay.rubrics import Rubric
 from assay.sources.artifact_files import unproven_note

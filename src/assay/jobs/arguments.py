@@ -18,7 +18,7 @@ from assay.evaluation.statistics import fewest_to_accept
 from assay.jobs.groups import ProgramJob
 from assay.jobs.loading import load_rubric
 from assay.models.lm import has_provider
-from assay.programs.foreign.agent import ForeignAgent
+from assay.programs.foreign_agent import ForeignAgent
 from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class, read_saved_state
 from assay.programs.state import with_saved_state
 from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wrapped

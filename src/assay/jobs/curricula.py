@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from assay.datasets.schedule import Schedule
+from assay.datasets.curriculum import Schedule
 from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.jobs.job import Job

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from assay.datasets import Task
 from assay.errors import ConfigError, StoreError
 from assay.programs.retrieval import DocumentIndex
-from assay.programs.retrieval.memory import listed_sources
+from assay.programs.retrieval.retriever import listed_sources
 from assay.rubrics import Rubric
 from assay.rubrics.documents import expected_sources, retrieved
 from assay.support.names import nearest

@@ -15,13 +15,13 @@ from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import built_from, source_of
 from assay.errors import ProgramError
 from assay.jobs.groups import ProgramJob
-from assay.jobs.rubric_files import judge_files
+from assay.jobs.loading import judge_files
 from assay.models.roles import is_embedded
 from assay.programs import program_state, program_version, restore_program
 from assay.programs.loading import BuiltFromTasks
 from assay.rubrics import Rubric
 from assay.sources.files import SourceFiles
-from assay.sources.relative import of_sender
+from assay.sources.opened import of_sender
 from assay.sources.shipping import Shipment, shipment
 
 

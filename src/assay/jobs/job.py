@@ -27,15 +27,14 @@ from assay.evaluation.executors import RayExecutor
 from assay.evaluation.hosts import HostMeter, Outbox
 from assay.jobs.arguments import check_state
 from assay.jobs.documents import absent_sources
-from assay.jobs.finished import FinishedRun
+from assay.jobs.ending import FinishedRun
 from assay.jobs.groups import ProgramJob, StagedJob
 from assay.jobs.hosts import Consignment
-from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric, with_judges, without_graders
+from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric, portable_rubric, with_judges, without_graders
 from assay.jobs.opening import Run, budgeted, client_of, open_run
-from assay.jobs.rubric_files import portable_rubric
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
-from assay.models.defaults import DEFAULT_MODEL
 from assay.models.meter import Usage
+from assay.models.roles import DEFAULT_MODEL
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
@@ -44,7 +43,7 @@ from assay.programs.state import with_saved_state
 from assay.programs.wrapping import is_wrapped
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
-from assay.rubrics.comparison import equality_of
+from assay.rubrics.checks import equality_of
 from assay.rubrics.loading import RubricSource
 from assay.sources.artifact_files import is_artifact, read_json, unproven_note
 from assay.sources.files import SourceFiles

@@ -16,8 +16,7 @@ from assay.deployment.artifact import check_place
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
 from assay.evaluation.deaths import Deaths
-from assay.jobs.ending import ended_in_order
-from assay.jobs.finished import keep_failure
+from assay.jobs.ending import ended_in_order, keep_failure
 from assay.jobs.groups import KeyedJob
 from assay.jobs.lock import job_lease
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording

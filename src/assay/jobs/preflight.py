@@ -47,7 +47,7 @@ from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.optimizers.budget import price_of
-from assay.programs.foreign.runners import AgentFailed, RunnerLost
+from assay.programs.runners import AgentFailed, RunnerLost
 from assay.programs.wrapping import is_wrapped
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.calling import call, unfit_arguments

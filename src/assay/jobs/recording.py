@@ -1,7 +1,8 @@
 """Recording in process: `with assay.record(...)` around an agent's run, `@assay.recorded` on an agent's function.
 
 LM calls through any `dspy.LM` are recorded. Calls of other clients are added with `Recording.call`, or go through the
-gateway (`assay serve`). Other calls are counted as unrecorded where assay notices them.
+gateway (`assay serve`). Other calls are counted as unrecorded where assay notices them. Keywords are fields of a
+rollout and of an LM call.
 """
 
 import atexit
@@ -13,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from types import NoneType, UnionType
+from typing import Any, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import dspy
 
@@ -27,14 +29,102 @@ from assay.models import LanguageModel, with_recording
 from assay.models.calls import failure_of_run, is_agent_failure
 from assay.models.limits import OverTime
 from assay.rubrics.loading import RubricSource
-from assay.support.names import one_of
+from assay.support.names import nearest, one_of
+from assay.support.options import option_of
 from assay.support.scrubbing import error_text
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_address
 from assay.traces.messages.dialects import chat_messages
-from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
-from assay.traces.records import new_id
+from assay.traces.records import Verdict, new_id
 from assay.traces.shown import message_texts
+
+
+class RolloutFields(TypedDict, total=False):
+    """Fields of `assay.traces.Rollout` that the caller of `assay.record` may set."""
+
+    id: str
+    run_id: str
+    task_id: str
+    task_type: str
+    group_id: str
+    sample: int
+    program: str
+    program_version: str
+    parameters: dict[str, Any]
+    model: str
+    adapters: tuple[str, ...]
+    seed: int | None
+    split: str
+    phase: str
+    source: str
+    inputs: dict[str, Any]
+    expected: dict[str, Any]
+    metadata: dict[str, Any]
+    prediction: dict[str, Any] | None
+    status: str
+    error: str | None
+    failure: FailureKind | None
+    score: float | None
+    coverage: float | None
+    verdicts: list[Verdict]
+    human_rating: float | None
+    tenant: str | None
+    data_subject: str | None
+    consent: Any
+    started_at: float
+    ended_at: float | None
+    deployment: str | None
+    stage: int | None
+    arm: str | None
+    propensity: float | None
+    unit: str | None
+    version: str | None
+
+
+class CallFields(TypedDict, total=False):
+    """Fields of `assay.traces.Transition` that the caller of `Recording.call` may set, and `finish_reason`."""
+
+    finish_reason: str
+    weights: str
+    adapters: tuple[str, ...]
+    error: str | None
+    failure: FailureKind | None
+    constrained: bool
+    cached: bool
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    thinking_tokens: int | None
+    shown_tasks: tuple[str, ...]
+    token_ids: Sequence[int] | None
+    logprobs: Sequence[float] | None
+    latency_ms: float
+    cost_usd: float | None
+    started_at: float
+    step_rewards: dict[str, float]
+    agent: str
+
+
+def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str, *, arguments: Sequence[str] = ()) -> None:
+    """Raises ConfigError if a name is not a key of the TypedDict `allowed`, naming the nearest one, or a text or a
+    mapping is none.
+
+    Args:
+        owner: what the fields belong to, for the message: `a rollout`.
+        arguments: other arguments of the function, which may have been meant too.
+    """
+    names = list(allowed.__annotations__)
+    for name in sorted(set(fields) - set(names)):
+        similar = nearest(name, (*arguments, *names))
+        hint = f"Did you mean {similar!r}?" if similar else f"It has {', '.join(sorted(names))}."
+        raise ConfigError(f"{owner} has no field {name!r}. {hint}")
+    for name, kind in get_type_hints(allowed).items():
+        members = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+        if name in fields and set(members) <= {str, NoneType}:
+            option_of(name, kind, "").checked(fields[name])  # its default: empty texts are allowed
+        is_mapping = any(get_origin(member) is dict for member in members)
+        if is_mapping and not isinstance(fields.get(name), Mapping | None):
+            raise ConfigError(f"must be a mapping, not {fields[name]!r}", field=name)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 _opened: dict[str, tuple[Store, Recorder]] = {}

@@ -15,10 +15,10 @@ from assay.evaluation import Progress, default_progress
 from assay.evaluation.progress import Advance
 from assay.evaluation.stored import Graded, grade_rollout, task_of
 from assay.jobs.ending import cancelled_by_signals
+from assay.jobs.groups import ScoringSettings
 from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.jobs.opening import budgeted
 from assay.jobs.preflight import preflight_scoring, require_expected
-from assay.jobs.scoring_settings import ScoringSettings
 from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import LAST_CALLS_S, limited
 from assay.models.roles import Endpoint

@@ -1,29 +1,66 @@
-"""Runs of trainings on rows of an export: their entry in the store, their folder with log and report.
+"""Trainings: by reward, with program, rubric, data, policy, retention tasks and monitor rubric, and on rows of an
+export.
 
-They call no model, so they have no meter and no recorder: those of `assay.jobs.opening` have.
+`assay.optimizers.finetuning` implements them. An agent of any framework becomes a program, to which the policy is
+served. A training on rows calls no model, so it has no meter and no recorder: the runs of `assay.jobs.opening` have. It
+has an entry in the store, and a folder with log and report.
 """
 
+import functools
 import hashlib
+import itertools
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ConfigError, StopRun
-from assay.evaluation import Progress
-from assay.jobs.ending import cancelled_by_signals
-from assay.jobs.finished import FinishedRun, keep_failure
+import dspy
+
+from assay.datasets import Task
+from assay.errors import ConfigError, ProgramError, StopRun
+from assay.evaluation import Progress, SilentProgress
+from assay.jobs.arguments import program_settings
+from assay.jobs.checks import independent, unused_settings
+from assay.jobs.curricula import scheduled
+from assay.jobs.ending import FinishedRun, cancelled_by_signals, keep_failure
+from assay.jobs.groups import ProgramJob
+from assay.jobs.job import Job, open_job
 from assay.jobs.lock import job_lease
-from assay.jobs.opening import new_run_id, opened_store
+from assay.jobs.members import lead
+from assay.jobs.opening import new_run_id, opened_store, pinned
+from assay.jobs.preflight import preflight, preflight_judges
+from assay.jobs.project_file import is_of_project
+from assay.jobs.rl_settings import ROLLOUTS_ONLY, RLSettings
 from assay.models import Caps, Meter
-from assay.optimizers.finetuning.run_folder import rank
-from assay.reports.training_log import TrainingLog
+from assay.models.meter import Usage
+from assay.models.roles import is_embedded
+from assay.models.unrecorded import Unrecorded
+from assay.optimizers.finetuning.base import check_trainable
+from assay.optimizers.finetuning.comparison import EvalTask
+from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
+from assay.optimizers.finetuning.policy_gradient import train_policy
+from assay.optimizers.finetuning.report import PolicyReport
+from assay.optimizers.finetuning.run_folder import check_free, from_first, rank, world
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.finetuning.sources import Recorded, Rollouts, export_temperature
+from assay.programs.foreign_agent import ForeignAgent
+from assay.programs.loading import full_name
+from assay.programs.runners import CallableRunner, RemoteRunner, runner_of
+from assay.reports.training import TrainingLog
+from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource, rubric_name
+from assay.sources.modules import qualified_name
 from assay.support.values import json_text
+from assay.traces import Store
+from assay.traces.gateway.policy import PolicyGateway
+from assay.traces.gateway.routes import Leases
 from assay.traces.store.connection import open_engine, store_id
 from assay.traces.store.listing import run_folder
 from assay.traces.store.location import home_of, store_address
+from assay.traces.store.sealing import Openings
+from assay.traces.store.shares import CapShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +141,381 @@ def _begun(
             raise ConfigError("this training has finished: there is nothing to resume") from None
         opened.put_run(run_id, kind="train", config=config, status="running", started_at=started)
     return run_id
+
+
+REMOTE = "remote"  # the agent runs on machines that ask for tasks
+
+
+def agent_program(agent: str | Callable[..., Any] | None, program: str | dspy.Module | None) -> str | dspy.Module:
+    """The program to train: the given one, with the class in its name, or one that runs the agent.
+
+    Raises:
+        ConfigError: both were given, or neither; or the agent cannot be loaded.
+    """
+    if agent is None and program is not None:
+        if not isinstance(program, str | Path | dspy.Module):
+            raise ConfigError(f"`program={program!r}` must be a name, an artifact's path or a dspy.Module")
+        return program if isinstance(program, dspy.Module) else full_name(str(program))
+    if agent is None or program is not None:
+        raise ConfigError("give either a `program` or an `agent` to train")
+    if not isinstance(agent, str):
+        return ForeignAgent(qualified_name(agent), CallableRunner(agent))
+    return ForeignAgent(agent, RemoteRunner(Leases()) if agent == REMOTE else runner_of(agent))
+
+
+@contextmanager
+def serving(program: str | dspy.Module, store: Store, config: RLSettings, progress: Progress) -> Iterator[None]:
+    """Inside, an agent can call the model of each of its runs. Does nothing for a program.
+
+    Raises:
+        ConfigError: settings of an agent for a program, or an address beyond loopback without a key.
+    """
+    if not isinstance(program, ForeignAgent):
+        for name in config.changed("agent_model", "agent_key", "agent_listen"):
+            if not is_of_project(name, getattr(config, name)):
+                raise ConfigError("would have no effect: a program is trained, not an agent", field=name)
+        yield
+        return
+    if config.prompt_format is not None and not is_of_project("prompt_format", config.prompt_format):
+        raise ConfigError("would have no effect: an agent writes its prompts itself", field="prompt_format")
+    host, port = address_of(config.agent_listen)
+    accepts = [config.agent_model] if config.agent_model else []
+    gateway = PolicyGateway(store, config.policy.model, host=host, port=port, key=config.agent_key, accepts=accepts)
+    if isinstance(program.runner, RemoteRunner):
+        if config.agent_key is None:
+            raise ConfigError(
+                "is required by runners on other machines: give the key that `assay agent run` sends", field="agent_key"
+            )
+        gateway.add_routes(program.runner.leases.add_to)
+    program.gateway = gateway
+    try:
+        progress.say(f"{config.policy.model} is served to {program.name} at {gateway.address}/v1")
+        yield
+    finally:
+        gateway.close()
+        program.gateway = None
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"must be HOST:PORT, such as 127.0.0.1:0, not {text!r}", field="agent_listen")
+    return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True)
+class Retained:
+    """A retention task: another program whose score must not fall, with its rubric and its data."""
+
+    program: str
+    rubric: str
+    data: str
+
+    @classmethod
+    def read(cls, text: str) -> "Retained":
+        """Of `PROGRAM,RUBRIC,DATA`."""
+        parts = [part.strip() for part in text.split(",", 2)]
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError(f"{text!r} must be PROGRAM,RUBRIC,DATA, such as extract,extract,data/mails.jsonl")
+        return cls(*parts)
+
+
+def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
+    """Trains on rollouts of a program.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: a signal came.
+    """
+    program = agent_program(command.agent, command.program)
+    progress = _of_this_process(progress)
+    options = {name: value for name, value in vars(command).items() if value is not None}
+    if command.monitor is not None:
+        options["monitor"] = rubric_name(command.monitor)
+    if isinstance(program, ForeignAgent):
+        options["agent"] = program.name
+    config = program_settings(type(command), program, command.rubric, command.data, None, options)
+    if "temperature" in config.parameters:
+        raise ConfigError("temperature would have no effect: `temperature` is that of rollouts", field="parameters")
+    settings = config.policy
+    if not rank():  # refused before a model is called
+        check_trainable(settings.model)
+        if not config.resume:
+            check_free(config.name)
+    measure = independent(command.rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
+    retention, monitoring = guards_of(
+        config.retention, command.monitor, program=str(program), data=config.data, judge=config.judge_model,
+        model=settings.model,
+    )  # fmt: skip
+    engine = _engine(settings)
+    with ExitStack() as opened:
+        opener = _EvalTasks(replace(config, model=engine.lm.model), engine, progress, store, opened)
+        if rank():
+            opener.runs = from_first(opener.runs)
+        main, job = opener.open(program, measure, config.data, config.parameters)
+        opened.enter_context(serving(program, job.store, config, progress))
+        retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
+        for one, other in itertools.permutations([main, *retained], 2):
+            one.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
+        if world() > 1:
+            _share_caps(job, opener.runs, [main, *retained], opened)
+        if not rank():
+            from_first(opener.runs)
+        monitored = job.additional_rubric(monitoring) if monitoring is not None else None
+        # judges may be those of a retention task or of the monitor rubric
+        judged = [*(task.session.rubric for task in retained), *([] if monitored is None else [monitored])]
+        unused = [*job.warnings, *unused_settings(job, read=("train", "val", "test"), rubrics=judged)]
+        if config.preflight and not rank():
+            _tried_all(main, retained, job, engine, monitored, settings.rollout_timeout_s)
+        plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
+        schedule, tasks = opened.enter_context(plan), job.splits.train
+        rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
+        report = train_policy(
+            rollouts, config.name, settings, retained=retained, resume=config.resume, progress=progress
+        )
+    report.notes[:0] = unused
+    if report.report is not None:
+        report.write_own_page()
+    return _stored(report, job, config)
+
+
+def train_on_export(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
+    """Trains on the folder of a transitions export, with the rewards stored in it.
+
+    Importance ratios are relative to the weights that made the calls. Runs no program; score the result with
+    `assay evaluate`. The store gets the run, with its curves; the rollouts are those of the export.
+
+    Raises:
+        DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
+    """
+    given = [name for name in command.changed("temperature") if not is_of_project(name, command.temperature)]
+    values = {name: value for name, value in asdict(command.policy).items() if name not in ROLLOUTS_ONLY}
+    values["temperature"] = export_temperature(command.program, command.temperature if given else None)
+    settings = PolicySettings(**values)
+    progress = _of_this_process(progress)
+    source, config = Recorded(command.program, settings), {**asdict(settings), "export": str(command.program)}
+    with open_training(config, name=command.name, progress=progress, store=store, resume=command.resume) as run:
+        source.log = run.log
+        report = train_policy(source, command.name, settings, resume=command.resume, progress=progress)
+        run.keep(report.to_dict())
+    return report
+
+
+def _log(job: Job) -> TrainingLog | None:
+    """The log of the run, which the first of the processes that train together writes."""
+    return None if rank() else TrainingLog(job.folder)
+
+
+def _stored(report: PolicyReport, job: Job, config: RLSettings) -> PolicyReport:
+    """Writes the report to the run's folder, without samples: these stay in the store, where they can be erased."""
+    if not rank():
+        FinishedRun(job.folder, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})
+    return report
+
+
+def _of_this_process(progress: Progress) -> Progress:
+    """Of processes that train together all but the first are silent."""
+    return SilentProgress() if rank() else progress
+
+
+def _share_caps(job: Job, runs: Sequence[str], tasks: Sequence[EvalTask], opened: ExitStack) -> None:
+    """Lets the processes that train together spend from one set of caps.
+
+    Args:
+        runs: of the first process.
+    """
+    if not rank():
+        lead(job)
+        share = job.session.meter.shared
+    else:
+        share = CapShare(job.store.engine, runs[0], job.run_id)
+        opened.callback(lambda: share.end(*_used_by(tasks)))
+    for task in tasks:
+        task.session.meter.shared = share
+
+
+def _used_by(tasks: Sequence[EvalTask]) -> tuple[dict[str, Usage], Unrecorded]:
+    """Usage of this process by phase, and its calls that were not recorded."""
+    phases, unrecorded = dict[str, Usage](), Unrecorded()
+    for task in tasks:
+        for phase, usage in task.session.meter.phases.items():
+            phases.setdefault(phase, Usage()).add(usage)
+        unrecorded += task.session.recorder.unrecorded
+    return phases, unrecorded
+
+
+@dataclass
+class _EvalTasks:
+    """Opens the jobs of a training: the program that is trained on, and the retention tasks.
+
+    Of processes that train together, all write to one store; a run of another process than the first is a part of the
+    run of the first one.
+
+    Attributes:
+        runs: of the first process, in their order.
+    """
+
+    config: RLSettings
+    engine: PolicyEngine
+    progress: Progress
+    store: str | Path | None
+    opened: ExitStack
+    titles: list[str] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+
+    def open(
+        self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
+    ) -> tuple[EvalTask, Job]:
+        """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
+        names = program_settings(ProgramJob, program, rubric, data, None, {"model": self.config.model})
+        sampled = {**(parameters or {}), "temperature": self.config.temperature}
+        trained = parameters is not None
+        config = replace(
+            self.config,
+            program=names.program,
+            rubric=self.config.rubric if trained else names.rubric,  # as it was named
+            data=names.data,
+            parameters=sampled,
+            curriculum=self.config.curriculum if trained else None,
+        )
+        need = ("train", "val", "test") if trained else ("val", "test")
+        with pinned(part_of(self.runs[len(self.titles)], rank(), self.store)) if rank() else nullcontext():
+            job = self.opened.enter_context(
+                open_job(
+                    config,
+                    program=program,
+                    rubric=rubric,
+                    lm=self.engine.lm,
+                    progress=self.progress,
+                    store=self.store,
+                    resume=self.config.resume,
+                    need=need,
+                )
+            )
+        if not rank():
+            self.runs.append(job.run_id)
+        job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
+        self.titles.append(_title(job.session.program_name, data, self.titles))
+        # run at the end only; its keys identify the training
+        sealed = job.splits.parts()["test"] if self.config.test else []
+        opens = functools.partial(_open, job) if self.config.test else None
+        return EvalTask(self.titles[-1], job.recorded, job.session, job.splits.val, sealed, trained, opens), job
+
+
+def part_of(run_id: str, number: int, store: str | Path | None) -> str:
+    """The name of what another process than the first runs of a run.
+
+    Raises:
+        ConfigError: its store is not that of the first process.
+    """
+    with Store(store) as opened:
+        if not any(run == run_id for run, _ in opened.runs(run_id.rpartition("-")[0])):
+            raise ConfigError(
+                f"process {number} of this training does not find its run {run_id} in {opened.address.shown}: "
+                "processes that train together need one store, on several machines a PostgreSQL server (`store`)"
+            )
+    return f"{run_id}.rank-{number}"
+
+
+def _tried_all(
+    main: EvalTask,
+    retained: Sequence[EvalTask],
+    job: Job,
+    engine: PolicyEngine,
+    monitor: Rubric | None,
+    timeout_s: float,
+) -> None:
+    """The preflight of a training: `_tried` for the program that is trained and for each retention task."""
+    job.session.progress.say(f"preflight with {job.session.lm.model}: one task, each judge once")
+    usual_s = main.session.task_timeout
+    if isinstance(main.recorded.program, ForeignAgent):  # one that hangs is found as soon as in a step
+        main.session.task_timeout = min(usual_s, timeout_s)
+    try:
+        _tried(main, job.splits.train, engine, monitor, job.config.max_cost_usd)
+    finally:
+        main.session.task_timeout = usual_s
+    for eval_task in retained:
+        _tried(eval_task, eval_task.val, engine, None, job.config.max_cost_usd)
+
+
+def _tried(
+    eval_task: EvalTask, tasks: Sequence[Task], engine: PolicyEngine, watcher: Rubric | None, max_cost_usd: float | None
+) -> None:
+    """Runs one task and asks each judge once, before weights are loaded; judges only if the engine cannot answer yet.
+
+    Raises:
+        ProgramError: the program that is trained made no LM call.
+        AssayError: as `assay.jobs.preflight.preflight`.
+    """
+    session = eval_task.session
+    watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
+    for tried in [session, *watching]:
+        if engine.answers_before:
+            measured = preflight(tried, eval_task.recorded, tasks, max_cost_usd=max_cost_usd)
+            if eval_task.trained and not measured.calls and not isinstance(eval_task.recorded.program, ForeignAgent):
+                raise ProgramError(
+                    f"{session.program_name} made no recorded LM call on its first task, so there is nothing to train. "
+                    "Call the model with `dspy.Predict`; `preflight=False` skips this check"
+                )
+        elif tried.judge_lm is not None and tried.judge_lm.recording.backend is not engine.lm.recording.backend:
+            preflight_judges(tried, tasks, max_cost_usd=max_cost_usd)
+
+
+def _open(job: Job) -> Openings | None:
+    job.splits.unseal()
+    return job.openings
+
+
+def guards_of(
+    retention: Sequence[str],
+    monitor: RubricSource | None,
+    *,
+    program: str,
+    data: str,
+    judge: str | None,
+    model: str,
+) -> tuple[list[Retained], Rubric | None]:
+    """Reads the retention tasks and the monitor rubric, and refuses any that the model in training would judge.
+
+    Raises:
+        ConfigError: a task is named twice or is the one trained on, is judged by that model, or is not
+            PROGRAM,RUBRIC,DATA.
+        RubricError: the rubric does not exist.
+    """
+    retained = [Retained.read(part) for part in retention]
+    tasks = [(program, data), *((task.program, task.data) for task in retained)]
+    if repeated := [name for at, name in enumerate(tasks) if name in tasks[:at]]:
+        raise ConfigError(
+            f"{repeated[0][0]} on {repeated[0][1]} is named twice: once is enough, and what is trained on is not an "
+            "retention task"
+        )
+    for task in retained:
+        independent(task.rubric, judge, model)
+    return retained, independent(monitor, judge, model) if monitor is not None else None
+
+
+def _title(program: str, data: str, used: Sequence[str]) -> str:
+    """The shortest name that no other evaluation task has."""
+    class_name = program.rpartition(":")[2]
+    names = itertools.chain(
+        (class_name, f"{class_name} on {data}", f"{program} on {data}"),
+        (f"{program} on {data} ({at})" for at in itertools.count(2)),
+    )
+    return next(name for name in names if name not in used)
+
+
+def _engine(settings: PolicySettings) -> PolicyEngine:
+    if is_embedded(settings.model):
+        if settings.vllm != "none":
+            raise ConfigError(
+                "serves models of the hub or of a folder; an embedded one is served by llama.cpp", field="vllm"
+            )
+        return LlamaPolicy(
+            settings.model, temperature=settings.temperature, max_completion=settings.max_completion, seed=settings.seed
+        )
+    return TrainerPolicy(settings.model, max_completion=settings.max_completion)

@@ -7,12 +7,11 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.judges.base import Judge
     from assay.judges.calibration import Calibration
-    from assay.judges.comparing import PAIR_SCALE, ListwiseJudge, PairwiseJudge
+    from assay.judges.comparing import PAIR_SCALE, ListwiseJudge, PairwiseJudge, bradley_terry, win_rates
     from assay.judges.deciding import resolver
     from assay.judges.labels import Item, LabelSplits, Rating, load_labels, split_items
     from assay.judges.panel import Cascade, Jury, reliability_weights
     from assay.judges.pointwise import PointwiseJudge
-    from assay.judges.quality.ranking import bradley_terry, win_rates
 else:
     __getattr__, __dir__ = attach(
         __name__,
@@ -21,10 +20,9 @@ else:
             "calibration": "Calibration",
             "deciding": "resolver",
             "labels": "Item LabelSplits Rating load_labels split_items",
-            "comparing": "ListwiseJudge PAIR_SCALE PairwiseJudge",
+            "comparing": "ListwiseJudge PAIR_SCALE PairwiseJudge bradley_terry win_rates",
             "panel": "Cascade Jury reliability_weights",
             "pointwise": "PointwiseJudge",
-            "quality.ranking": "bradley_terry win_rates",
         },
     )
 

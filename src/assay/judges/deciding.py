@@ -9,10 +9,9 @@ import dspy
 from assay.datasets import Task
 from assay.errors import FailureKind, RubricError
 from assay.judges.base import Judge, attempt
-from assay.judges.comparing import ListwiseJudge
+from assay.judges.comparing import ListwiseJudge, bradley_terry, pairings, win_rates
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
-from assay.judges.quality.ranking import bradley_terry, pairings, win_rates
 from assay.judges.questions import one_of, output_of, shown_values
 from assay.judges.reading import GUARD, WrittenAdapter, fenced_text, meanings
 from assay.models import sibling

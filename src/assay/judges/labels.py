@@ -22,11 +22,9 @@ from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import FEW, renamed, split_of, splits_of_few
 from assay.errors import DataError
-from assay.support.missing import is_missing
 from assay.support.names import nearest
-from assay.support.number_texts import whole_number
-from assay.support.numbers import counted
-from assay.support.values import digest_of
+from assay.support.numbers import counted, whole_number
+from assay.support.values import digest_of, is_missing
 
 # -- Labels as people's tools write them: one label against a scale, and the ratings in a row of a table.
 

@@ -18,10 +18,9 @@ from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.loading import SHIPPED_JUDGES, JudgeFile, import_check, load_rubric, shipped_judge
 from assay.sources import trust
-from assay.sources.artifact_code import around
+from assay.sources.artifact_files import around
 from assay.support.names import nearest
-from assay.support.yaml_files import read_text
-from assay.support.yaml_models import StrictModel, did_you_mean, parse_yaml
+from assay.support.yaml_files import StrictModel, did_you_mean, parse_yaml, read_text
 
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]

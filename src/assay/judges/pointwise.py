@@ -38,8 +38,8 @@ from assay.judges.reading import (
     refuses,
 )
 from assay.rubrics import JudgeSpec, NoGrade
-from assay.support.json_texts import is_json
 from assay.support.names import one_of
+from assay.support.values import is_json
 
 # -- Readings from a decision model: a client that answers typed questions with a probability per option.
 #

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from assay.datasets.tasks import task_key
 from assay.rubrics.conversations import TurnFields
 from assay.rubrics.criteria import ORIGINS, SHOWS, JudgeSpec, NoGrade
-from assay.support.missing import is_missing
-from assay.support.values import digest_of
+from assay.support.values import digest_of, is_missing
 from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
 from assay.traces.store.store import DirectWrites, StoreReads
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
-from assay.support.formats import check_format
 from assay.support.scrubbing import mask_secrets
+from assay.support.values import check_format
 
 
 def _opened(path: Path | None, connect: Callable[[Path | None], sqlite3.Connection]) -> sqlite3.Connection:

@@ -17,7 +17,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ConfigError
-from assay.support.dspy_versions import check_version, version_of
+from assay.support.lazy import check_version, version_of
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 

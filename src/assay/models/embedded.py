@@ -26,7 +26,7 @@ from assay.models.alternatives import pruned_reply
 from assay.models.codec import text_of
 from assay.models.line_grammar import LINES, lines_grammar
 from assay.models.loops import Loop, LoopDetector, find_final_loop
-from assay.models.lora.adapters import Adapter, with_adapters, write_merged
+from assay.models.lora import Adapter, with_adapters, write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 from assay.models.scope import current_field
 from assay.models.thinking import Thinking, llama_request, template_thinks

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ModelError, NoModelFile
-from assay.models.defaults import DEFAULT_WEIGHTS
+from assay.models.roles import DEFAULT_WEIGHTS
 from assay.support.names import nearest
 
 # -- Metadata of a GGUF file: architecture, name, context length, chat template. Reads only the header, no weights.

@@ -1,4 +1,4 @@
-"""Endpoint of a role's model (program, judge, reflection): address, and environment variable with the key.
+"""Models of the roles program, judge and reflection: the default names, address, and the variable with the key.
 
 The key itself is never a setting, so that no key is stored with a run, an artifact or a report.
 """
@@ -12,6 +12,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from assay.errors import ConfigError
 from assay.support.scrubbing import add_secrets, is_credential
+
+DEFAULT_MODEL = "embedded/smollm2-135m"
+DEFAULT_WEIGHTS = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the original weights of it, as transformers loads them
+
 
 PROVIDER = "provider"  # value for `api_base` that selects the provider's own address
 _NO_KEY = "none"  # clients require a key; servers on this machine or in a private network mostly do not

@@ -12,8 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from assay.errors import ConfigError
 from assay.support.names import nearest
-from assay.support.options import EXPERT, Count, Flag, Parse, Positive, Seed, Settings
-from assay.support.presets import apply_preset
+from assay.support.options import EXPERT, Count, Flag, Parse, Positive, Seed, Settings, apply_preset
 
 if TYPE_CHECKING:
     from assay.evaluation.metrics import Budget

@@ -7,9 +7,14 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent
-    from assay.programs.environments.agent import EnvironmentAgent
-    from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
-    from assay.programs.environments.gym import GymEnvironment
+    from assay.programs.environments import (
+        Environment,
+        EnvironmentAgent,
+        EnvironmentStep,
+        GymEnvironment,
+        InvalidAction,
+        environment_seed,
+    )
     from assay.programs.loading import SHIPPED, load_program, program_fields, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.memory import Fact, Memory
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
-    from assay.programs.sql.sqlite import open_database
+    from assay.programs.sql import open_database
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.thinking import ThinkingPolicy
     from assay.programs.tool_agent import ToolAgent
@@ -48,16 +53,15 @@ else:
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent",
             "thinking": "ThinkingPolicy",
-            "environments.agent": "EnvironmentAgent",
-            "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
-            "environments.gym": "GymEnvironment",
+            "environments": "EnvironmentAgent Environment EnvironmentStep InvalidAction environment_seed "
+            "GymEnvironment",
             "loading": "SHIPPED load_program program_fields program_inputs",
             "mcp_servers": "McpServer",
             "memory": "Fact Memory",
             "parameters": "AgentParameters RANGES",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
-            "sql.sqlite": "open_database",
+            "sql": "open_database",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_agent": "ToolAgent",

@@ -27,8 +27,7 @@ from assay.models.dspy_seam import DEFAULT_FORMAT
 from assay.models.line_grammar import LINES
 from assay.programs.thinking import LimitsThoughts
 from assay.support.names import one_of
-from assay.support.sections import FORMATS, fields_in, structure_in
-from assay.support.thoughts import without_thoughts
+from assay.support.sections import FORMATS, fields_in, structure_in, without_thoughts
 from assay.support.values import value_text
 
 # -- Values of a program's fields as text in prompts, and back: as DSPy's adapters write and read them.

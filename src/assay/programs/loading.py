@@ -22,8 +22,7 @@ from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.isolation import copied
 from assay.programs.wrapping import AgentProgram, FunctionProgram, as_module, takes_inputs, with_forward
 from assay.sources.files import is_user_file
-from assay.sources.modules import NoSuchFile, load_source, located, without_call
-from assay.sources.naming import public
+from assay.sources.modules import NoSuchFile, load_source, located, public, without_call
 from assay.sources.opened import forget, watching
 from assay.support.names import nearest
 from assay.support.places import no_such_file, similar_name

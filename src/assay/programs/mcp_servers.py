@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, TextIO, cast
 
 from assay.errors import ConfigError, MissingExtra
-from assay.programs.foreign.runners import StandardError
+from assay.programs.runners import StandardError
 from assay.programs.toolbox import RESULT_CHARACTERS, OfferedTool, cut, plain_schema
 from assay.support.scrubbing import error_text
 

@@ -12,11 +12,10 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.errors import AssayError
-from assay.reports.changes import Change, changes_of
 from assay.reports.charts import Line, lines_chart, share_bar
 from assay.reports.markdown import MORE_TASKS, why_sealed
 from assay.reports.sides import Decision, Sides, gain_in_words, sides_of, tone_of
-from assay.reports.texts import Budget, Clipped, pretty
+from assay.reports.texts import Budget, Change, Clipped, changes_of, pretty
 from assay.sources.artifact_files import read_json
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.shown import demos_in

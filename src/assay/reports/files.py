@@ -1,24 +1,26 @@
-"""Reports as files that can be sent: one HTML file with its style, without scripts, that loads nothing.
+"""The Jinja environment of all pages, and reports as files that can be sent: one HTML file that loads nothing.
 
-The components are those of the local page (`assay.web`); links to its other pages are left out.
+Every value is escaped, and invisible characters are made visible. The local page (`assay.web`) and reports as files
+share the components in `templates/components.html`; links to other pages are left out of files.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from assay.errors import ConfigError, spoken
+from assay.reports import texts
 from assay.reports.markdown import cost_words, models_text, split_notes
-from assay.reports.rendering import page_environment, stylesheet
-from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
+from assay.reports.sides import FEWEST_TASKS, by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
-from assay.support.numbers import calls_text
+from assay.support.numbers import calls_text, figure, price, signed
 from assay.support.places import is_other_file, write_whole
 from assay.support.report import Table
 from assay.traces.store.evaluations import Evaluated
@@ -27,6 +29,41 @@ from assay.traces.store.store import StoreReads
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+_FILTERS = ("iso", "moment", "preview", "seconds", "size")
+
+
+def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
+    """An environment with the templates of these packages, the first that has a name.
+
+    Args:
+        link: makes an address of a path and a query; a file without a server has one that returns nothing.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"link": link, "fewest_tasks": FEWEST_TASKS}
+    environment.filters |= {name: getattr(texts, name) for name in _FILTERS}
+    environment.filters |= {"calls": calls_text, "figure": figure, "price": price, "signed": signed}
+    return environment
+
+
+def _finalized(value: Any) -> Any:
+    """What a template writes for a value, before it is escaped. Markup is the output of other templates."""
+    return texts.readable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def stylesheet() -> bytes:
+    """The style sheet of all pages."""
+    return files("assay.reports").joinpath("static", "page.css").read_bytes()
+
 
 Fact = tuple[str, str]
 ROWS = 300  # tasks in one file

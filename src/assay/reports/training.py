@@ -1,20 +1,32 @@
-"""The page of a training run, made from its report. Does not train."""
+"""The page of a training run, its log, and its tasks before and after.
+
+The page is made from the report. The log in the folder of the run has curves, alarms and sample rollouts so far, one
+JSON object a line: training appends to it after each step, and the page reads it while the training runs or after it
+was killed. Values of a step that is repeated after a resume replace the earlier ones. Samples are ids of rollouts:
+their texts are only in the store, where they can be erased. Tasks before and after are the evaluations that the report
+names, compared task by task.
+"""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 from markupsafe import Markup
 
-from assay.errors import spoken
+from assay.errors import StoreError, spoken
 from assay.reports.charts import Line, lines_chart
-from assay.reports.files import write_report
-from assay.reports.sides import FEWEST_TASKS
+from assay.reports.files import ROWS, write_report
+from assay.reports.sides import FEWEST_TASKS, Sides, sides_of
 from assay.support.numbers import figure, signed
 from assay.support.values import json_text
+from assay.traces.store.evaluations import before_and_after
 from assay.traces.store.sealing import openings_line
+from assay.traces.store.store import StoreReads
 
 _SMOOTH = 5  # steps of the running mean
 _ROWS = 60  # steps of a table
@@ -151,7 +163,7 @@ def write_training(
 
     Args:
         report, others: as for `training_page`.
-        tasks: `assay.reports.trained.trained_tasks` of it.
+        tasks: `assay.reports.training.trained_tasks` of it.
     """
     page, method = training_page(report, others), report["config"].get("algorithm", "sft")
     page = replace(page, warnings=[spoken(text, str) for text in page.warnings])
@@ -306,3 +318,142 @@ def interval(gain: Mapping[str, Any] | None) -> str:
     if gain.get("n", FEWEST_TASKS) < FEWEST_TASKS:
         return f"{signed(gain['mean'])}, too few tasks"
     return f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"
+
+
+_FILE = "training.jsonl"
+_MOST_BYTES = 8 << 20  # read from the end of a log: about 8,000 steps
+
+
+class TrainingLog:
+    """Appends to the log of a run.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _FILE
+
+    def begin(self, steps: int) -> None:
+        """Adds the number of steps that the training takes at most."""
+        self._append({"step": 0, "steps": steps})
+
+    def values(self, step: int, values: Mapping[str, float], alarms: Mapping[str, str]) -> None:
+        """Adds the finite values by curve, and all alarms so far by name."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no others
+        self._append({"step": step, "values": finite, "alarms": dict(alarms)})
+
+    def sample(self, step: int, rollout_id: str, advantages: Sequence[float]) -> None:
+        """Adds a sample rollout, with the advantage of each of its calls that was trained on."""
+        self._append({"step": step, "sample": rollout_id, "advantages": list(advantages)})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # The line break comes first: a line that a kill cut off does not join the next one.
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps(line))
+
+
+@dataclass(kw_only=True)
+class TrainingProgress:
+    """What a log holds.
+
+    Attributes:
+        curves: `curves[name][step]`.
+        alarms: texts by name.
+        samples: id and advantages of the sample rollout by step.
+        step: the last step with a value; None if there is none.
+        steps: number of steps at most; None if the log does not say it.
+        shortened: whether the log is longer than what was read of it, which is its end.
+    """
+
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    alarms: dict[str, str] = field(default_factory=dict)
+    samples: dict[int, tuple[str, list[float]]] = field(default_factory=dict)
+    step: int | None = None
+    steps: int | None = None
+    shortened: bool = False
+
+
+def read_training_log(folder: Path) -> TrainingProgress | None:
+    """What the log of a run's folder holds; None if there is no log. Lines that were cut off are skipped."""
+    path, progress = folder / _FILE, TrainingProgress()
+    if not path.is_file():
+        return None
+    curves: dict[str, dict[Any, float]] = {}
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _MOST_BYTES)
+        file.seek(start)
+        lines = file.read(_MOST_BYTES).split(b"\n")
+    progress.shortened = start > 0
+    for text in lines[1:]:  # the first is empty, or the rest of a line
+        try:
+            line = orjson.loads(text)
+            step = int(line["step"])
+            if "sample" in line:
+                progress.samples[step] = (str(line["sample"]), [float(value) for value in line["advantages"]])
+                continue
+            if "steps" in line:
+                progress.steps = int(line["steps"])
+                continue
+            for name, value in line["values"].items():
+                curves.setdefault(str(name), {})[step] = float(value)
+            progress.alarms = {str(name): str(text) for name, text in line["alarms"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+        progress.step = step
+    progress.curves = curves_of(curves)
+    return progress
+
+
+_FEWEST_ROWS = 20  # tasks of one comparison, however many comparisons there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedTasks:
+    """A program's tasks before and after; `sides` is None where the store has not the rollouts of both evaluations.
+
+    Attributes:
+        mode: how the model was sampled, `greedy` or `sampled`.
+    """
+
+    program: str
+    mode: str
+    sides: Sides | None
+
+
+def trained_tasks(store: StoreReads, validation: Mapping[str, Any]) -> list[TrainedTasks]:
+    """Each comparison of a training by task, the worst change first; of several comparisons fewer tasks each.
+
+    Args:
+        validation: of the report of a training.
+    """
+    compared = list(_compared(validation))
+    rows = max(_FEWEST_ROWS, ROWS // max(1, len(compared)))
+    return [
+        TrainedTasks(program=program, mode=mode, sides=_sides(store, runs, mode, rows))
+        for program, mode, runs in compared
+    ]
+
+
+def compared_runs(validation: Mapping[str, Any]) -> list[str]:
+    """Ids of the evaluations of all comparisons."""
+    return [run for _, _, runs in _compared(validation) for run in runs or ()]
+
+
+def _compared(validation: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[str, str] | None]]:
+    """Program, mode and runs of each comparison."""
+    for program, modes in validation.items():
+        for mode, comparison in modes.items():
+            runs: Sequence[str] = comparison.get("runs") or ()
+            yield program, mode, (runs[0], runs[1]) if len(runs) == 2 else None
+
+
+def _sides(store: StoreReads, runs: tuple[str, str] | None, mode: str, rows: int) -> Sides | None:
+    try:
+        pair = None if runs is None else before_and_after(store, runs, mode)
+    except StoreError:
+        return None
+    if runs is None or pair is None:
+        return None
+    return sides_of(store, runs, *pair, rows=rows, better_first=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.datasets import Task
-from assay.rubrics.comparison import same
+from assay.rubrics.checks import same
 from assay.rubrics.criteria import Grade, NoGrade, not_expected
 from assay.rubrics.steps import plain_text, step_of
 from assay.traces.messages.chaining import requests_of
@@ -75,7 +75,7 @@ class _Turn:
 def completed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str = "outcome") -> Grade:
     """Grade 1 if the outcome has every expected value, and the user did not give up and was not cut off.
 
-    Values are compared by `assay.rubrics.comparison.same`, texts without a final period. A prediction without `ended`
+    Values are compared by `assay.rubrics.checks.same`, texts without a final period. A prediction without `ended`
     is graded by its outcome.
 
     Args:

@@ -14,8 +14,8 @@ from typing import Any
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, not_expected
 from assay.rubrics.steps import plain_text
-from assay.support.number_texts import with_plain_numbers
-from assay.support.thoughts import without_thoughts
+from assay.support.numbers import with_plain_numbers
+from assay.support.sections import without_thoughts
 from assay.traces.records import Rollout, Transition
 
 __all__ = ["abstained", "answer_correct", "answer_supported", "retrieval_gain", "retrieved"]

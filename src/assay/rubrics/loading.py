@@ -25,13 +25,11 @@ from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec, no_su
 from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import STEP_CAP, Rubric
 from assay.sources.artifact_files import is_artifact
-from assay.sources.modules import attribute_of, qualified_name
-from assay.sources.naming import why_not_imported
+from assay.sources.modules import attribute_of, qualified_name, why_not_imported
 from assay.support.names import nearest
 from assay.support.package import CONTENT
 from assay.support.places import no_such_file
-from assay.support.yaml_files import read_text
-from assay.support.yaml_models import (
+from assay.support.yaml_files import (
     Problem,
     StrictModel,
     as_text,
@@ -39,6 +37,7 @@ from assay.support.yaml_models import (
     did_you_mean,
     line_of,
     read_mapping,
+    read_text,
     validated,
 )
 

@@ -20,7 +20,7 @@ from assay.rubrics.calling import call, definition_of
 from assay.rubrics.checks import json_schema
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplicable, OutOfRange
 from assay.support.numbers import figure
-from assay.support.reprs import ReportRepr, shortened
+from assay.support.report import ReportRepr, shortened
 from assay.support.scrubbing import error_text
 from assay.support.sections import fields_in
 from assay.support.values import json_value

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ProgramError
-from assay.sources.artifact_code import around
-from assay.sources.artifact_files import SOURCE
+from assay.sources.artifact_files import SOURCE, around
 from assay.sources.modules import root_of
 from assay.sources.opened import is_written, opened_for, unfit
 from assay.support.names import is_within

@@ -5,7 +5,8 @@ Every folder is a namespace of its own: a helper `tools.py` next to one program 
 the folder above its package, if it is in one), installed modules, modules of the working directory, and modules of the
 folders of programs that were loaded before. `importlib.import_module` and `__import__` in such a file find the same
 modules. `load_source` runs a file's code, and is the only entry point. Files inside of an artifact run only if its
-manifest lists them and the artifact is trusted.
+manifest lists them and the artifact is trusted. Errors of imports are in the user's words: without the private names of
+modules, and with the nearest name that exists.
 """
 
 import builtins
@@ -14,6 +15,8 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import pkgutil
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +27,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from assay.sources.artifact_code import around, check_source
-from assay.sources.opened import notice, watching
-from assay.sources.relative import find_files_of, of_sender
+from assay.sources.artifact_files import around, check_source
+from assay.sources.opened import find_files_of, notice, of_sender, watching
+from assay.support.names import nearest
 
 PREFIX = "assay_source_"
 _lock = threading.RLock()
@@ -364,3 +367,51 @@ def qualified_name(value: Any) -> str:
         except ValueError:
             module = str(file)
     return f"{module}:{kind.__qualname__}"
+
+
+_PRIVATE = re.compile(rf"{PREFIX}[0-9a-f]{{8}}(?:_\d+)?\.")
+
+_MOST_NAMES = 20  # of a module, in a message
+
+
+def public(text: str) -> str:
+    """A text without the private packages of modules from files: `assay_source_1a2b3c4d.mine` becomes `mine`."""
+    return _PRIVATE.sub("", text)
+
+
+def why_not_imported(name: str, error: Exception, *, folder: Path | None = None) -> str:
+    """The end of a message about `file.py:NAME` or `package.module:NAME` that could not be imported.
+
+    Args:
+        error: what `assay.sources.modules.attribute_of` raised.
+        folder: folder that file names are relative to; None: the working directory.
+    """
+    place, _, attribute = name.rpartition(":")
+    text = f"cannot be imported: {type(error).__name__}: {public(str(error))}"
+    if isinstance(error, NoSuchFile):
+        path = (folder or Path()) / place
+        files = [file.name for file in path.parent.glob("*.py")]
+        near = nearest(path.name, files)
+        return f"does not exist: no such file: {path}{_hint(near and f'{Path(place).with_name(near)}:{attribute}')}"
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and error.name in attribute.split("."):
+        names = [key for key, value in vars(error.obj).items() if callable(value) and not key.startswith("_")]
+        near = nearest(error.name, names)
+        hint = _hint(f"{place}:{near}") if near else f"; it has {', '.join(names[:_MOST_NAMES]) or 'no functions'}"
+        return f"does not exist: {place} has no {error.name!r}{hint}"
+    if isinstance(error, ModuleNotFoundError) and error.name is not None and place.startswith(public(error.name)):
+        return f"{text}{_hint((near := _near_module(place)) and f'{near}:{attribute}')}"
+    return text
+
+
+def _hint(near: str | None) -> str:
+    return f". Did you mean {near!r}?" if near else ""
+
+
+def _near_module(place: str) -> str | None:
+    """A module next to one that does not exist, with a similar name."""
+    package, _, last = place.rpartition(".")
+    if package and package not in sys.modules:
+        return None
+    folders = sys.modules[package].__path__ if package else [str(Path.cwd())]
+    near = nearest(last, [module.name for module in pkgutil.iter_modules(folders)])
+    return near and (f"{package}.{near}" if package else near)

@@ -3,7 +3,7 @@
 Carried are the files that an artifact would contain (`assay.sources.files`), and those below the working directory that
 the code opens by a relative path. The other machine works in the folder that stands for the working directory. Modules
 from files keep their private names, so that objects pickled by reference find their classes, and a path that the code
-has as an absolute one is found below the folder (`assay.sources.relative`). Files that are not carried, and installed
+has as an absolute one is found below the folder (`assay.sources.opened`). Files that are not carried, and installed
 modules, must be the same there: `Shipment.differences` compares what both machines see.
 """
 
@@ -23,11 +23,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from assay.errors import ConfigError
-from assay.sources.artifact_code import around
+from assay.sources.artifact_files import around
 from assay.sources.files import FILES, SourceFiles, is_user_file, largest
 from assay.sources.modules import mount, private_roots
-from assay.sources.opened import is_written, unfit
-from assay.sources.relative import find_files_of_sender
+from assay.sources.opened import find_files_of_sender, is_written, unfit
 
 _MOST_BYTES = 200_000_000  # bytes of all files; they are in memory on every machine
 _INSTALLED = ("dspy", "litellm")  # besides the modules of the job: what sends and parses the calls

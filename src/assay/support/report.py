@@ -1,15 +1,128 @@
-"""Reports of commands: the fields are the JSON object, the lines are what people read.
+"""Reports of commands: the fields are the JSON object, the lines are what people read; short `repr` and notebook table.
 
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
+import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin
 
-from assay.support.reprs import ReportRepr
+from assay.support.numbers import figure, signed
 from assay.support.values import json_value
+
+_FIRST = (
+    "artifact", "path", "name", "agent", "deployment", "status", "stage", "share", "decision", "action", "split",
+    "winner", "best", "replaces",
+)  # fmt: skip
+_LAST = (
+    "rollouts", "rows", "passed", "steps", "best_step", "agreement", "converged", "calls", "cost_usd", "reason",
+    "stopped",
+)  # fmt: skip
+_COMPARED = ("a", "b", "gain")  # scores of two sides, and their difference
+_LONGEST = 1_000  # characters of a value that are read
+_MOST = 10  # facts of a dictionary
+_FEW, _MANY = 3, 8  # facts; a report that has fewer than `_FEW` of the names above shows others
+
+
+class ReportRepr:
+    """Base of reports: `repr` is one line, notebooks show a small table. The data is in `to_dict()`.
+
+    A report without `to_dict`, or whose values are of another form, overrides `_facts`.
+    """
+
+    if TYPE_CHECKING:
+
+        def to_dict(self) -> dict[str, Any]: ...
+
+    def _facts(self) -> list[tuple[str, str]]:
+        data = self.to_dict()
+        facts = [(key, data[key]) for key in _FIRST if data.get(key) is not None]
+        compared = ((key, data.get(key)) for key in _COMPARED)
+        tested = (data.get("test") or {}).items()
+        for key, part in (("score", data.get("result")), *compared, *tested, *_validated(data)):
+            if isinstance(part, dict) and ("score" in part or key == "gain"):
+                facts.append((key, measure_text(part, change=key == "gain")))
+        facts += [(key, data[key]) for key in _LAST if isinstance(data.get(key), str | int | float)]
+        facts += [("alarms", len(data["alarms"]))] if data.get("alarms") else []
+        if len(facts) < _FEW:
+            known = {key for key, _ in facts}
+            more = ((key, value) for key, value in data.items() if key not in known)
+            facts += [(key, value) for key, value in more if isinstance(value, str | int | float)][:_MANY]
+        return [(key, shortened(value)) for key, value in facts]
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"{self._name}({', '.join(f'{key}={value}' for key, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in self._facts()
+        )
+        return f"<table><caption>{html.escape(self._name)}</caption>{rows}</table>"
+
+
+class ReportDict(ReportRepr, dict[str, Any]):
+    """A report that is a dictionary, shown as other reports are.
+
+    Args:
+        title: what is shown in place of a class.
+        data: its content.
+        facts: shown in place of nested values; other numbers and texts are shown, of lists their length.
+    """
+
+    def __init__(self, title: str, data: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> None:
+        super().__init__(data)
+        self._title, self._more = title, dict(facts or {})
+
+    @property
+    def _name(self) -> str:
+        return self._title
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        own = [
+            (key, len(value) if isinstance(value, list | tuple) else value)
+            for key, value in self.items()
+            if key not in self._more
+            and (isinstance(value, str | int | float) or (isinstance(value, list | tuple) and value))
+        ]
+        return [(key, shortened(value)) for key, value in [*self._more.items(), *own][:_MOST]]
+
+
+def _validated(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Both sides and the gain of a training, of the first program and sampling."""
+    modes: Mapping[str, Any] = next(iter((data.get("validation") or {}).values()), {})
+    return list(next(iter(modes.values()), {}).items())
+
+
+def measure_text(part: dict[str, Any], *, change: bool = False) -> str:
+    """A score with its interval, or a difference with its sign."""
+    text = signed if change else figure
+    value = part.get("score", part.get("mean"))
+    low, high = part.get("interval") or (part.get("low"), part.get("high"))
+    if value is None:
+        return "unscored"
+    return text(value) + (f" [{text(low)}, {text(high)}]" if low is not None and high is not None else "")
+
+
+def shortened(value: Any) -> str:
+    """A value as one line of at most 80 characters; of a mapping its names and values, of others invisible characters
+    as `[U+202E]`."""
+    if isinstance(value, Mapping):
+        text = "; ".join(f"{key} {shortened(part)}" for key, part in value.items())
+    else:
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    line = " ".join(text[:_LONGEST].split())
+    line = "".join(letter if letter.isprintable() else f"[U+{ord(letter):04X}]" for letter in line)
+    return line if len(line) <= 80 else f"{line[:79]}…"
+
 
 OBJECT = {"object": True}  # metadata of a field that only Python has
 

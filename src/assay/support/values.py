@@ -1,4 +1,4 @@
-"""The border where values leave Python: `json_value` makes JSON values of them.
+"""The border where values leave Python: `json_value` makes JSON values of them. Missing values, stored forms.
 
 Does not import dspy, numpy, pandas or pydantic: a value of their types exists only where they are loaded.
 """
@@ -8,17 +8,19 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import sys
 from collections import UserString
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
-from assay.errors import NoJsonForm
+from assay.errors import AssayError, NoJsonForm
 
 _DEEPEST = 200
 _LONGEST_PATH = 300  # characters
@@ -282,3 +284,82 @@ def _sorted(items: list[Any]) -> list[Any]:
         return sorted(items)
     except TypeError:  # of several types
         return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value means that it is not known: None, NaN of any type, and NaT and NA of pandas.
+
+    The empty cell of a CSV file and null in JSON are read as None. Texts are values, also empty ones and `NA`.
+    """
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    if isinstance(value, float | date) or (hasattr(value, "dtype") and not getattr(value, "ndim", 1)):
+        return bool(value != value)
+    return False
+
+
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.S)  # the last string may be truncated
+
+
+def is_json(text: str) -> bool:
+    """Whether a text starts like a JSON object or list."""
+    return text.lstrip()[:1] in ("{", "[")
+
+
+def with_values(text: str, changed: Callable[[str, str], str]) -> str:
+    """The text with all string values of JSON fields, at any depth, replaced by `changed`. The JSON may be truncated.
+
+    Args:
+        changed: called with the name and the value of a field; the text is unchanged where it returns an equal value.
+    """
+    strings = list(_STRING.finditer(text))
+    parts, at = [], 0
+    for named, valued in pairwise(strings):
+        if text[named.end() : valued.start()].strip() != ":":
+            continue
+        value = _read(valued[0])
+        if (new := changed(_read(named[0]), value)) != value:
+            parts += [text[at : valued.start()], json.dumps(new, ensure_ascii=valued[0].isascii())]
+            at = valued.end()
+    return "".join([*parts, text[at:]]) if parts else text
+
+
+def _read(written: str) -> str:
+    if len(written) < 2 or not written.endswith('"'):
+        return written[1:]
+    try:
+        return str(json.loads(written, strict=False))
+    except ValueError:
+        return written[1:-1]
+
+
+def rewritten(text: str, value: Any, new: Any) -> str:
+    """`new` as JSON in the format in which `text` writes `value`: spaces, line breaks and escapes."""
+    for indent in (None, 2, 4, 1, "\t"):
+        for separators in ((", ", ": "), (",", ":")) if indent is None else ((",", ": "),):
+            for ascii_alone in (True, False):
+                if json.dumps(value, indent=indent, separators=separators, ensure_ascii=ascii_alone) == text:
+                    return json.dumps(new, indent=indent, separators=separators, ensure_ascii=ascii_alone)
+    return json.dumps(new, ensure_ascii=text.isascii())
+
+
+def check_format(
+    what: str, found: object, current: int | str, *, remake: str, error: type[AssayError] = AssayError
+) -> None:
+    """Refuses a stored form that this version does not write. Nothing converts one form into another.
+
+    Args:
+        what: the stored thing, for the message.
+        found: its format; whatever was read from the file.
+        remake: how to make it again, as an imperative.
+    Raises:
+        AssayError: of the class `error`; `found` is not `current`.
+    """
+    if type(found) is type(current) and found == current:
+        return
+    newer = isinstance(found, int) and isinstance(current, int) and found > current
+    way_out = f"Update assay, or {remake}" if newer else f"{remake[0].upper()}{remake[1:]}"
+    form = "no format" if found is None else f"format {found!r}"
+    raise error(f"{what} has {form}, and this version of assay reads only format {current!r}. {way_out}")

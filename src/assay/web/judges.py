@@ -15,9 +15,17 @@ from assay.datasets.files import is_data_file
 from assay.errors import AssayError, StoreError
 from assay.judges.labels import Item, load_labels
 from assay.judges.questions import Question, known_questions
-from assay.reports.cards import attack_rows, card_page, drift_facts
-from assay.reports.drift import drift_charts
-from assay.reports.raters import disagreements, growth, items_of, label_rows, verdicts_of
+from assay.reports.judges import (
+    attack_rows,
+    card_page,
+    disagreements,
+    drift_charts,
+    drift_facts,
+    growth,
+    items_of,
+    label_rows,
+    verdicts_of,
+)
 from assay.sources.artifact_files import is_artifact
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.listing import find_run, finished_report, list_runs

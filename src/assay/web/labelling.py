@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError
 from assay.judges.questions import Question, ToLabel, items_to_label
-from assay.reports.raters import label_rows
+from assay.reports.judges import label_rows
 from assay.reports.texts import Budget, plain, readable
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store, tables as schema

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from assay.errors import ConfigError, FailureKind
-from assay.reports.rendering import page_environment, stylesheet
-from assay.support.times import since
+from assay.reports.files import page_environment, stylesheet
+from assay.support.numbers import since
 from assay.traces.store.paging import Cursor, RolloutFilters
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from assay.commands.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
 from assay.reports.compiled import evaluation_labels
 from assay.reports.texts import Budget, Clipped, pretty
-from assay.reports.training_log import read_training_log
+from assay.reports.training import read_training_log
 from assay.sources.artifact_files import is_artifact
 from assay.traces.dataset_files import DatasetFile, add_task, dataset_names, why_not_added
 from assay.traces.messages.chaining import requests_of

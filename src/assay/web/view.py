@@ -50,8 +50,7 @@ class View(Listening, InExistingStore):
         from assay.jobs.ending import on_ending_signals
         from assay.traces.gateway.connections import ConnectionLimits, Listener
         from assay.traces.store import store_address
-        from assay.web.access import PageAccess
-        from assay.web.server import LocalPage, reachable
+        from assay.web.server import LocalPage, PageAccess, reachable
 
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a traceback for each broken connection
         access = PageAccess(self.key, host=self.host, names=tuple(self.allow_host))

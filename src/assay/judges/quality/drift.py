@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from assay.errors import DataError
-from assay.support.formats import check_format
 from assay.support.numbers import signed
 from assay.support.places import write_whole
+from assay.support.values import check_format
 
 # -- Prediction-powered inference: corrects the mean of many verdicts with a few human labels. Calls no model.
 

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError, NoModelFile
-from assay.models.lora.adapters import Adapter, with_adapters
+from assay.models.lora import Adapter, with_adapters
 from assay.models.registry import find_model, model_home, spec
 from assay.support.scrubbing import error_text
 

@@ -72,7 +72,7 @@ def evaluate_weights(
 def compare_weights(eval_task: EvalTask, engine: PolicyEngine) -> dict[str, dict[str, Any]]:
     """The comparison of the weights before and after training on the test tasks, by mode, under the task's name.
 
-    `runs` has the id of the run that holds both evaluations, once for each side, as `assay.commands.train_sft` has.
+    `runs` has the id of the run that holds both evaluations, once for each side, as `assay.commands.train` has.
     Without test tasks it is empty; in processes other than the first one it has no modes.
     """
     result: dict[str, Any] = {}

@@ -24,10 +24,10 @@ from assay.models import LanguageModel
 from assay.models.embedded import PolicyBackend
 from assay.models.limits import giving_up, limited
 from assay.models.lm import lm_over
-from assay.models.lora.adapters import write_gguf
+from assay.models.lora import write_gguf
 from assay.models.recording import NOT_KNOWN
-from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.foreign.runners import RunnerLost
+from assay.programs.foreign_agent import ForeignAgent
+from assay.programs.runners import RunnerLost
 from assay.rubrics.scoring import ScoredRun
 
 # -- Runs rollouts in threads with a time limit. Does not train, and knows no engine.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.datasets.schedule import promotion_score
+from assay.datasets.curriculum import promotion_score
 from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
@@ -33,8 +33,7 @@ from assay.optimizers.finetuning.run_folder import (
 )
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, job_of
-from assay.reports.training import curves_of
-from assay.reports.training_log import TrainingLog
+from assay.reports.training import TrainingLog, curves_of
 from assay.support.values import json_text
 
 # -- Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.

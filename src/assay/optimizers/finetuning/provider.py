@@ -22,7 +22,7 @@ import dspy
 from assay.errors import AssayError, ConfigError, DataError, ModelError
 from assay.models import LanguageModel
 from assay.models.embedded import LlamaBackend, PolicyBackend
-from assay.models.lora.adapters import keep_adapter, served_as
+from assay.models.lora import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.finetuning.engines import serve
 from assay.optimizers.finetuning.rows import Row, Trajectory, ValueMemory, assign_credit

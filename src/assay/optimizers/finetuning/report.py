@@ -76,8 +76,7 @@ class TrainingReport(Report):
         Raises:
             ConfigError: the file cannot be written.
         """
-        from assay.reports.trained import compared_runs, trained_tasks
-        from assay.reports.training import write_training
+        from assay.reports.training import compared_runs, trained_tasks, write_training
         from assay.traces import Store
 
         data, tasks = self.to_dict(), []
@@ -149,7 +148,7 @@ class PolicyReport(TrainingReport):
 
     def write_own_page(self) -> None:
         """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
-        from assay.models.lora.adapters import list_adapters
+        from assay.models.lora import list_adapters
         from assay.reports.training import of_other_seeds, write_training
 
         try:

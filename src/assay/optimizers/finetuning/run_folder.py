@@ -20,10 +20,10 @@ from filelock import FileLock, Timeout
 
 from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelError
 from assay.models.embedded import LlamaBackend
-from assay.models.lora.adapters import Adapter, adapter_home, keep_adapter, served_as
+from assay.models.lora import Adapter, adapter_home, keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, tokenizer_sha
-from assay.support.job_folders import check_claimable, claim_folder, remove_folder
 from assay.support.names import check_name
+from assay.support.places import check_claimable, claim_folder, remove_folder
 from assay.support.values import json_value
 from assay.traces.records import new_id
 

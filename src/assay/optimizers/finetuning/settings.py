@@ -8,10 +8,20 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
-from assay.models.defaults import DEFAULT_MODEL
+from assay.models.roles import DEFAULT_MODEL
 from assay.support.names import nearest, one_of
-from assay.support.options import EXPERT, Count, Flag, Positive, Seconds, Seed, Settings, Share, options_of
-from assay.support.presets import apply_preset
+from assay.support.options import (
+    EXPERT,
+    Count,
+    Flag,
+    Positive,
+    Seconds,
+    Seed,
+    Settings,
+    Share,
+    apply_preset,
+    options_of,
+)
 
 T = TypeVar("T", bound=Settings)
 

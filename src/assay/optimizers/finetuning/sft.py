@@ -29,7 +29,7 @@ from assay.optimizers.finetuning.run_folder import (
     world,
 )
 from assay.optimizers.finetuning.settings import SFTSettings
-from assay.reports.training_log import TrainingLog
+from assay.reports.training import TrainingLog
 from assay.support.numbers import counted
 from assay.traces.export.rendering import RowRenderer
 

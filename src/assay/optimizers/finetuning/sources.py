@@ -13,7 +13,7 @@ import dspy
 import numpy as np
 
 from assay.datasets import Task
-from assay.datasets.schedule import Schedule
+from assay.datasets.curriculum import Schedule
 from assay.errors import ConfigError, DataError, Diverged, Unscored
 from assay.models.limits import limited
 from assay.models.registry import spec
@@ -35,8 +35,8 @@ from assay.optimizers.finetuning.run_folder import rank
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import program_version
 from assay.programs.agent import WRITTEN_DECISIONS
-from assay.programs.foreign.agent import ForeignAgent
-from assay.reports.training_log import TrainingLog
+from assay.programs.foreign_agent import ForeignAgent
+from assay.reports.training import TrainingLog
 from assay.rubrics import Rubric
 from assay.rubrics.scoring import ScoredRun
 from assay.support.values import json_text

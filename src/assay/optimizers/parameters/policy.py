@@ -22,7 +22,7 @@ from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.support.numbers import signed
 from assay.support.options import takes
-from assay.support.reprs import ReportRepr, measure_text
+from assay.support.report import ReportRepr, measure_text
 from assay.support.values import json_value
 
 # -- The adjuster's network: maps metrics and parameters of an agent to changes of the parameters. Does not run agents.

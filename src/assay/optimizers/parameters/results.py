@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 from assay.errors import ModelError
 from assay.optimizers.parameters.space import Point, Space
 from assay.optimizers.settings import OBJECTIVES, SearchConfig
-from assay.support.reprs import ReportRepr, shortened
+from assay.support.report import ReportRepr, shortened
 
 # -- Expected scores of trials, smoothed over similar parameters. Does not choose a trial.
 

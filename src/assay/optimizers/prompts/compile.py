@@ -43,7 +43,7 @@ from assay.optimizers.prompts.search import PromptSearch
 from assay.optimizers.prompts.teleprompters import too_few_calls
 from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
 from assay.optimizers.settings import CompileConfig
-from assay.support.reprs import ReportRepr, measure_text, shortened
+from assay.support.report import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 
 _SIDES = ("baseline", "compiled")

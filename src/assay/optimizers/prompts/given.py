@@ -22,8 +22,7 @@ from assay.optimizers.prompts.named import OF_COMPILE, OFFERED, Proposal, classe
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import arguments_in
-from assay.sources.modules import attribute_of, qualified_name, without_call
-from assay.sources.naming import why_not_imported
+from assay.sources.modules import attribute_of, qualified_name, why_not_imported, without_call
 from assay.support.awaited import completed
 from assay.support.names import one_of
 from assay.support.scrubbing import is_credential, message

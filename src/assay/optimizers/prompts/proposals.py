@@ -13,7 +13,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.datasets import Task
-from assay.datasets.near_duplicates import overlap
+from assay.datasets.keys import overlap
 from assay.errors import StopRun
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import count_tokens

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.retriever import Passage, check_count, fused
-from assay.sources.naming import public
+from assay.sources.modules import public
 from assay.support.options import takes
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine

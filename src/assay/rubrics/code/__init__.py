@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
+    from assay.rubrics.code.checks import RULES, Finding, find_hacks
     from assay.rubrics.code.difference import Edit, MinimalDiff, minimal_diff
-    from assay.rubrics.code.hacks import RULES, Finding, find_hacks
 else:
     __getattr__, __dir__ = attach(
         __name__,
         {
             "difference": "Edit MinimalDiff minimal_diff",
-            "hacks": "Finding RULES find_hacks",
+            "checks": "Finding RULES find_hacks",
         },
     )
 

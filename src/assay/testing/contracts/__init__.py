@@ -4,14 +4,15 @@ Subclass a suite under a name that starts with `Test` and override `make`; pytes
 here imports pytest: `failures` runs a suite without it.
 """
 
-from assay.testing.contracts.agents import AgentContract
+from assay.testing.contracts.agents import AgentContract, EnvironmentContract, MemoryContract, RetrieverContract
 from assay.testing.contracts.base import Contract
-from assay.testing.contracts.criteria import CriterionContract
-from assay.testing.contracts.environments import EnvironmentContract
-from assay.testing.contracts.judges import JudgeContract, ListwiseJudgeContract, PairwiseJudgeContract
-from assay.testing.contracts.memories import MemoryContract
+from assay.testing.contracts.judges import (
+    CriterionContract,
+    JudgeContract,
+    ListwiseJudgeContract,
+    PairwiseJudgeContract,
+)
 from assay.testing.contracts.optimizers import OptimizerContract
-from assay.testing.contracts.retrievers import RetrieverContract
 from assay.testing.contracts.stores import StoreContract
 
 __all__ = [

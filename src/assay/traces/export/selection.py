@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.datasets.near_duplicates import RUN, word_runs
+from assay.datasets.keys import RUN, word_runs
 from assay.datasets.tasks import task_key
 from assay.errors import DataError, FailureKind
 from assay.traces.export.settings import Selection

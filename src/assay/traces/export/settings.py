@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 
 from assay.errors import AssayError, ConfigError, DataError
-from assay.models.defaults import DEFAULT_WEIGHTS
+from assay.models.roles import DEFAULT_WEIGHTS
 from assay.support.numbers import counted
 from assay.support.options import Flag, OneOf, Positive, Seed, Settings, Share
-from assay.support.report import Report, Table
-from assay.support.reprs import ReportRepr
+from assay.support.report import Report, ReportRepr, Table
 
 # -- Selection.
 

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, get_args, get_origin
 import orjson
 
 from assay.errors import DataError
-from assay.support.formats import check_format
+from assay.support.values import check_format
 from assay.traces.export.selection import Episode, Turn
 from assay.traces.records import Transition
 

@@ -31,7 +31,7 @@ from assay.traces.gateway.sessions import (
     rollout_id_of,
     text_or_none,
 )
-from assay.traces.otlp.metrics import DURATION, Point, points_of
+from assay.traces.otlp.exporter import DURATION, Point, points_of
 from assay.traces.records import Rollout, new_id
 
 FLUSH_S = 25.0  # that a request waits for waiting rows; below `_STORE_S`, so that the store can give its own reason
@@ -194,7 +194,7 @@ class RolloutRoutes:
 
 # -- Counts of the gateway and its agents as Prometheus text (format 0.0.4). Counters start at 0 with each process.
 #
-# Names, units and texts are those of `assay.traces.otlp.metrics`, as in OTLP.
+# Names, units and texts are those of `assay.traces.otlp.exporter`, as in OTLP.
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,7 +8,7 @@ equivalent are kept unchanged. Any other object is an `UnknownShape`. Does not r
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.traces.importers.spans import UnknownShape, as_text, count_of, filled, first_of, parsed, tools_of
+from assay.traces.importers.otlp import UnknownShape, as_text, count_of, filled, first_of, parsed, tools_of
 from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.final_answer import argument_value, ends_run
 from assay.traces.messages.parts import linked

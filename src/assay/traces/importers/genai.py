@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.traces.importers.chat import answers_of, body_of, settings_of
 from assay.traces.importers.files import Part
-from assay.traces.importers.spans import (
+from assay.traces.importers.otlp import (
     LMCall,
     Mark,
     Reading,

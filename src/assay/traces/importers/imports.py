@@ -21,8 +21,8 @@ from assay.support.report import Report
 from assay.traces.importers import genai, langfuse, mlflow, otlp
 from assay.traces.importers.chat import as_inputs
 from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
+from assay.traces.importers.otlp import Trace
 from assay.traces.importers.rollouts import Imported, answer_in, to_rollout
-from assay.traces.importers.spans import Trace
 from assay.traces.records import Rollout, Transition, Verdict
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.leases import acquire

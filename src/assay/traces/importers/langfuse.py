@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
 from assay.traces.importers.genai import span_of
-from assay.traces.importers.spans import LMCall, Mark, Span, Trace, as_text, count_of, number_of, parsed, usage_of
+from assay.traces.importers.otlp import LMCall, Mark, Span, Trace, as_text, count_of, number_of, parsed, usage_of
 from assay.traces.otlp import spans as names
 
 _NESTED_FIELDS = ("data", "observations", "traces", "scores")  # fields with nested rows

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
 from assay.traces.importers.genai import span_of
-from assay.traces.importers.spans import Mark, Span, Trace, as_text, decoded, exception_of, parsed, seconds_of
+from assay.traces.importers.otlp import Mark, Span, Trace, as_text, decoded, exception_of, parsed, seconds_of
 from assay.traces.otlp import spans as names
 
 _NESTED_FIELDS = ("traces", "data")

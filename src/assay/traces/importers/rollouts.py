@@ -1,7 +1,7 @@
 """Converts a trace to a rollout: LM calls to transitions, tools to tool calls of the requesting call, scores to
 verdicts.
 
-Independent of the tracers' formats: the readers produce the traces of `assay.traces.importers.spans`.
+Independent of the tracers' formats: the readers produce the traces of `assay.traces.importers.otlp`.
 """
 
 import hashlib
@@ -13,10 +13,10 @@ from typing import Any
 
 from assay.datasets.tasks import known_outputs, task_key
 from assay.errors import FailureKind
-from assay.support.missing import is_missing
+from assay.support.values import is_missing
 from assay.traces.importers.chat import as_arguments, as_inputs, result_text, text_of, unwrapped
 from assay.traces.importers.files import Skipped
-from assay.traces.importers.spans import LMCall, Reading, Span, ToolUse, Trace, as_text, parsed
+from assay.traces.importers.otlp import LMCall, Reading, Span, ToolUse, Trace, as_text, parsed
 from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.final_answer import final_answer, prediction_of
 from assay.traces.messages.parts import is_tool_error, linked_choices

@@ -1,7 +1,7 @@
 """Why an answer of a model holds no text to read: a refusal, a content filter, the token limit, reasoning alone."""
 
 from assay.models.codec import reason_in
-from assay.support.thoughts import without_thoughts
+from assay.support.sections import without_thoughts
 from assay.traces.messages.dialects import Answer, answer_to
 from assay.traces.records import Transition
 

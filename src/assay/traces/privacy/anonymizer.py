@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.support.formats import check_format
 from assay.support.places import writing
+from assay.support.values import check_format
 from assay.traces.privacy.forms import FINDERS as FORMS
-from assay.traces.privacy.gazetteers import KEY, THINGS
-from assay.traces.privacy.names import WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
+from assay.traces.privacy.names import KEY, THINGS, WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
 from assay.traces.privacy.patterns import FINDERS, LABEL, EntityMatch, named_secret, normal, small
 
 # -- Key files and other files that only their owner can read.

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from assay.errors import MissingExtra, NoStore, StoreError
 from assay.support.addresses import DatabaseAddress
-from assay.support.formats import check_format
+from assay.support.values import check_format
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
 from assay.traces.store.location import REVISION, store_address

@@ -12,8 +12,7 @@ import dspy
 from assay.errors import ConfigError, ProgramError
 from assay.models.limits import OverTime, given_up
 from assay.models.lm import LanguageModel
-from assay.programs.foreign.remote import RemoteRunner
-from assay.programs.foreign.runners import AgentRunner, AgentTask, RunnerLost
+from assay.programs.runners import AgentRunner, AgentTask, RemoteRunner, RunnerLost
 from assay.support.numbers import counted
 from assay.traces import Rollout
 from assay.traces.places import current_rollout

@@ -20,10 +20,9 @@ from typing import Any
 
 from assay.errors import ConfigError, MissingExtra, ModelError
 from assay.models.registry import FILE_PREFIX, find_model, spec
-from assay.support.formats import check_format
-from assay.support.job_folders import MARKER
 from assay.support.names import check_name, place_in
-from assay.support.values import json_text
+from assay.support.places import MARKER
+from assay.support.values import check_format, json_text
 
 # -- Converts LoRA weights from PEFT's format to GGUF for llama.cpp. Needs `gguf` and `safetensors`, not torch.
 

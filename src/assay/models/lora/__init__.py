@@ -1,1 +1,0 @@
-"""LoRA adapters of embedded models: by name and hash, and their conversion from PEFT to GGUF."""

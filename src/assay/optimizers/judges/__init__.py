@@ -1,1 +1,0 @@
-"""Judge optimization against human labels."""

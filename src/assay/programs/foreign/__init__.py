@@ -1,1 +1,0 @@
-"""Agents that were written with anything: run on a task with a base URL, and used as programs of a training."""

@@ -1,1 +1,0 @@
-"""Text to SQL: databases that an agent can only read, their schemas as text, and the agent."""
