@@ -37,7 +37,7 @@ from assay.support.lazy import check_loaded
 from assay.support.names import MEANT, meant, nearest, one_of
 from assay.support.numbers import counted
 from assay.support.options import flag_of
-from assay.support.refused import Refused, refused, waiting
+from assay.support.report import Refused, refused, waiting
 from assay.support.scrubbing import mask_secrets, message, results, scrub_logs
 from assay.support.terminal import echo, escaped, protected, rich_console
 from assay.support.values import json_text

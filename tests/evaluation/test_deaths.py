@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from assay.evaluation.deaths import Deaths
+from assay.evaluation.failures import Deaths
 from assay.testing.scripted_server import running as scripted_server
 from assay.traces import Store
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 import assay
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress
-from assay.jobs.lock import job_lease
 from assay.jobs.members import settle_killed
+from assay.jobs.opening import job_lease
 from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
 from assay.models import Caps
@@ -82,7 +82,7 @@ def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
         with job_lease(engine, store.id, home, "x"):
             (lock,) = (home / "runs").glob("*.lock")
             lock.unlink()  # as if the file system did not lock
-            monkeypatch.setattr("assay.jobs.lock.this_machine", lambda: "another one")
+            monkeypatch.setattr("assay.jobs.opening.this_machine", lambda: "another one")
             with pytest.raises(ConfigError, match="running already"), job_lease(engine, store.id, home, "x"):
                 pass
         with job_lease(engine, store.id, home, "x"):  # it was given back

@@ -25,7 +25,7 @@ from assay.errors import Cancelled, ConfigError, StoreError, WriteFailed
 from assay.jobs.ending import advised
 from assay.models.meter import NO_PRICE
 from assay.support.places import write_whole, writing
-from assay.support.refused import FULL_DISK
+from assay.support.report import FULL_DISK
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store import store as stores

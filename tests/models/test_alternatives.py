@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from assay.models import ResponseCache
-from assay.models.alternatives import pruned_reply
 from assay.models.cache import CacheError
+from assay.models.codec import pruned_reply
 
 WRITTEN = ["{", '"thought"', ": ", '"so"', ", ", '"action"', ': "', "search", "_", "db", '"', "}"]
 

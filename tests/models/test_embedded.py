@@ -13,8 +13,7 @@ import pytest
 
 from assay.errors import ModelError
 from assay.models import Call, find_model, get_lm, pull_model
-from assay.models.embedded import server_url
-from assay.models.line_grammar import LINES
+from assay.models.embedded import LINES, server_url
 from assay.models.registry import EMBEDDED
 from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 

@@ -6,7 +6,7 @@ import pytest
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.models.line_grammar import LINES
+from assay.models.embedded import LINES
 from assay.rubrics import NoGrade, steps
 from assay.traces import Rollout, ToolCall, Transition
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
 
 from assay.datasets.tasks import Task
-from assay.models.alternatives import value_tokens
+from assay.models.codec import value_tokens
 from assay.rubrics import steps
 from assay.rubrics.trl_reward import completion_fields
 from assay.support.scrubbing import MARK, add_secrets

@@ -46,7 +46,7 @@ class EvaluationReport(ScoredRuns):
     split: str
     held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
     alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.jobs.correction.corrected_means`
+    # by criterion, see `assay.jobs.rescoring.corrected_means`
     corrected: Mapping[str, dict[str, Any]]
     run_id: str = field(metadata=OBJECT)
 
@@ -181,9 +181,9 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes, unscored_steps
         from assay.jobs.arguments import named
-        from assay.jobs.correction import corrected_means
         from assay.jobs.ending import FinishedRun
         from assay.jobs.job import open_job
+        from assay.jobs.rescoring import corrected_means
         from assay.traces.store.sealing import SEALED
 
         program, lm, config = named(self)

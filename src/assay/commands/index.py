@@ -178,7 +178,7 @@ def _alone(engine: "sa.Engine", address: "DatabaseAddress", name: str) -> Iterat
     import sqlalchemy as sa
     from filelock import Timeout
 
-    from assay.jobs.lock import exclusive_lock
+    from assay.jobs.opening import exclusive_lock
 
     digest = hashlib.sha256(name.encode()).digest()
     file = address.file

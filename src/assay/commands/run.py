@@ -92,8 +92,7 @@ class Predictor(Trusting, InStore, Model):
         from assay.jobs.arguments import check_state, own_model
         from assay.jobs.ending import ended_in_order
         from assay.jobs.job import salt_in
-        from assay.jobs.lock import answered_within
-        from assay.jobs.opening import opened_store
+        from assay.jobs.opening import answered_within, opened_store
         from assay.models import Thinking, get_lm
         from assay.models.lm import with_recording
         from assay.programs import program_fields, program_version

@@ -28,7 +28,7 @@ from assay.errors import (
     ModelError,
     unspoken,
 )
-from assay.evaluation.deaths import DIED_ALONE
+from assay.evaluation.failures import DIED_ALONE
 from assay.evaluation.hosts import Answers, Exchange, HostMeter, Mail, Message, Outbox, Recorded
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models.limits import LAST_CALLS_S

@@ -17,8 +17,7 @@ from dspy.utils.exceptions import AdapterParseError, LMError
 from assay.datasets import Task
 from assay.datasets.tasks import TaskIndex, own_containers, owners_of, task_key
 from assay.errors import AssayError, ConfigError, DataError, FailureKind, ModelError
-from assay.evaluation.deaths import Deaths
-from assay.evaluation.failures import FirstRuns
+from assay.evaluation.failures import Deaths, FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, Thinking, sample_scope
 from assay.models.calls import failure_of_program, failure_of_run, is_agent_failure, is_refused, stop_in

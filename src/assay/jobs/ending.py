@@ -29,7 +29,7 @@ from assay.models.meter import NO_PRICE
 from assay.sources.artifact_files import is_artifact
 from assay.support.numbers import counted
 from assay.support.places import write_whole
-from assay.support.refused import FULL_DISK, count_refused
+from assay.support.report import FULL_DISK, count_refused
 from assay.support.scrubbing import error_text, message, results
 from assay.support.values import digest_of, json_text
 from assay.traces import Recorder, Store

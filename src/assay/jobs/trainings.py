@@ -27,9 +27,8 @@ from assay.jobs.curricula import scheduled
 from assay.jobs.ending import FinishedRun, cancelled_by_signals, keep_failure
 from assay.jobs.groups import ProgramJob
 from assay.jobs.job import Job, open_job
-from assay.jobs.lock import job_lease
 from assay.jobs.members import lead
-from assay.jobs.opening import new_run_id, opened_store, pinned
+from assay.jobs.opening import job_lease, new_run_id, opened_store, pinned
 from assay.jobs.preflight import preflight, preflight_judges
 from assay.jobs.project_file import is_of_project
 from assay.jobs.rl_settings import ROLLOUTS_ONLY, RLSettings

@@ -10,7 +10,7 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.models.cache import ResponseCache
     from assay.models.calls import Call
-    from assay.models.line_grammar import LINES
+    from assay.models.embedded import LINES
     from assay.models.lm import LanguageModel, count_tokens, get_lm, sibling, supports, with_recording
     from assay.models.meter import Caps, Meter, Usage
     from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
@@ -22,7 +22,7 @@ else:
         {
             "cache": "ResponseCache",
             "calls": "Call",
-            "line_grammar": "LINES",
+            "embedded": "LINES",
             "lm": "LanguageModel count_tokens get_lm sibling supports with_recording",
             "meter": "Caps Meter Usage",
             "registry": "EMBEDDED EmbeddedModel find_model pull_model",

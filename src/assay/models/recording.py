@@ -18,10 +18,10 @@ from dspy import lm15
 from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.errors import LoopStopped
-from assay.models.alternatives import pruned
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer, failure_of_call, is_refused
 from assay.models.codec import (
+    pruned,
     request_to_dict,
     response_from_dict,
     response_to_dict,

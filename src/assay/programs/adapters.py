@@ -24,7 +24,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
 from assay.models.dspy_seam import DEFAULT_FORMAT
-from assay.models.line_grammar import LINES
+from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
 from assay.support.names import one_of
 from assay.support.sections import FORMATS, fields_in, structure_in, without_thoughts

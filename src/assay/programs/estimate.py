@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from assay.models import LINES, supports
-from assay.models.alternatives import value_tokens
+from assay.models.codec import value_tokens
 from assay.programs.thinking import margin_of
 
 _FLOOR = 1e-9

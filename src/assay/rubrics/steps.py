@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.models.line_grammar import LINES
+from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.support.sections import answer_fields, prompt_fields
 from assay.support.values import json_text

@@ -1,11 +1,13 @@
 """Reports of commands: the fields are the JSON object, the lines are what people read; short `repr` and notebook table.
 
-Texts name settings in backticks, see `assay.errors.spoken`.
+Texts name settings in backticks, see `assay.errors.spoken`. A report and the exit code of its command say what disks
+and stores did not take.
 """
 
 import html
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin
 
@@ -214,3 +216,40 @@ def _restored(value: Any, kind: Any) -> Any:
         key, item = get_args(kind)
         return {key(name): _restored(part, item) for name, part in value.items()}
     return value
+
+
+FULL_DISK = "the disk of the store is full"  # begins the reason of a run that it stopped
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Counts since the start of the process.
+
+    Attributes:
+        rows: rows that a store refused (a full disk), or that still waited for its database when it was closed.
+        full_disks: times that a disk was found full; the job is stopped then, and its last rows may still fit.
+        recovered: rows that earlier processes left in files, and that are in their store now.
+    """
+
+    rows: int = 0
+    full_disks: int = 0
+    recovered: int = 0
+
+    def since(self, before: "Refused") -> "Refused":
+        return Refused(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+
+_lock = threading.Lock()
+_refused = Refused()
+waiting: dict[str, int] = {}  # rows of other processes that wait in files, by the files' path, for stores opened here
+
+
+def refused() -> Refused:
+    return _refused
+
+
+def count_refused(*, rows: int = 0, full_disks: int = 0, recovered: int = 0) -> None:
+    """Adds to the counts."""
+    global _refused
+    with _lock:
+        _refused = Refused(_refused.rows + rows, _refused.full_disks + full_disks, _refused.recovered + recovered)

@@ -19,13 +19,12 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, StoreError, UnknownRollout
 from assay.models.meter import Usage
 from assay.models.unrecorded import NOTHING, Unrecorded
-from assay.support.refused import count_refused, waiting
+from assay.support.report import count_refused, waiting
 from assay.support.scrubbing import fields, mask_secrets, message
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
 from assay.traces.store import counts, tables as schema
 from assay.traces.store.connection import is_full, open_engine, passes, short_waits, store_id
-from assay.traces.store.late import holds, late_rows
-from assay.traces.store.leases import TAKEN_OVER, Lease, LostLease
+from assay.traces.store.leases import TAKEN_OVER, Lease, LostLease, holds, late_rows
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
 from assay.traces.store.tables import transitions
@@ -694,8 +693,8 @@ class Store(DirectWrites):
         """Writes all rows in one transaction. False if the database is unreachable.
 
         Once another process has taken over the job of the rows' owner, by default this process, only its answered calls
-        are written, see `assay.traces.store.late`. If the database refuses the transaction, the rows are written one by
-        one, so that one bad row costs only itself.
+        are written, see `assay.traces.store.leases`. If the database refuses the transaction, the rows are written one
+        by one, so that one bad row costs only itself.
         """
         owner = owner or self.spill.owner
         if (accepted := self._try(rows, patience_s, owner)) is None:

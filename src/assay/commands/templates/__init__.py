@@ -1,1 +1,0 @@
-"""The files that `assay init` writes."""
