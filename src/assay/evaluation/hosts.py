@@ -90,6 +90,7 @@ class Mail:
         self._changed = threading.Condition()
         self._messages: deque[Message] = deque()
         self._answers: dict[int, Sent | BaseException | None] = {}
+        self._unwanted: set[int] = set()  # numbers of calls that nobody waits for any more
         self._put = self._delivered = self._taken = 0  # numbers of messages
 
     def put(self, message: Message) -> None:
@@ -102,6 +103,7 @@ class Mail:
         """Takes the driver's answers to the messages of the last exchange, and returns the next ones."""
         with self._changed:
             self._answers.update(answers)
+            self._drop_unwanted()
             self._delivered = self._taken
             self._changed.notify_all()
             self._changed.wait_for(lambda: bool(self._messages), timeout_s)
@@ -113,10 +115,21 @@ class Mail:
         """The driver's answer. Raises `Abandoned` in a call that nobody waits for any more."""
         self.put(message)
         with self._changed:
-            while message.number not in self._answers:
-                self._changed.wait(CHECK_S)
-                leave_if_abandoned()
+            try:
+                while message.number not in self._answers:
+                    self._changed.wait(CHECK_S)
+                    leave_if_abandoned()
+            except BaseException:
+                self._unwanted.add(message.number)
+                self._drop_unwanted()
+                raise
             return self._answers.pop(message.number)
+
+    def _drop_unwanted(self) -> None:
+        for number in self._unwanted & self._answers.keys():
+            self._unwanted.discard(number)
+            if isinstance(self._answers.pop(number), Sent):  # the call is not sent
+                self.put(Landed(number))
 
     def delivered(self) -> None:
         """Waits until the driver has dealt with all messages so far."""
