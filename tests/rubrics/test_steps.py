@@ -6,8 +6,8 @@ import pytest
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.models.embedded import LINES
 from assay.rubrics import NoGrade, steps
+from assay.support.sections import LINES
 from assay.traces import Rollout, ToolCall, Transition
 
 TASK = Task(id="t", inputs={"question": "?"}, metadata={"tool_calls": 2})

@@ -10,12 +10,12 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.models.cache import ResponseCache
     from assay.models.calls import Call
-    from assay.models.embedded import LINES
     from assay.models.lm import LanguageModel, count_tokens, get_lm, sibling, supports, with_recording
     from assay.models.meter import Caps, Meter, Usage
     from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
     from assay.models.scope import sample_scope, spending
     from assay.models.thinking import Thinking
+    from assay.support.sections import LINES
 else:
     __getattr__, __dir__ = attach(
         __name__,

@@ -28,11 +28,10 @@ from assay.models.lora import Adapter, with_adapters, write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 from assay.models.scope import current_field
 from assay.models.thinking import Thinking, llama_request, template_thinks
+from assay.support.sections import LINES
 
 if TYPE_CHECKING:
     from dspy import lm15
-
-LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 
 
 # -- Tool calls that a model wrote as text: small models omit the marks by which llama.cpp detects tool calls.

@@ -24,10 +24,9 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
 from assay.models.dspy_seam import DEFAULT_FORMAT
-from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
 from assay.support.names import one_of
-from assay.support.sections import FORMATS, fields_in, structure_in, without_thoughts
+from assay.support.sections import FORMATS, LINES, fields_in, structure_in, without_thoughts
 from assay.support.values import value_text
 
 # -- Values of a program's fields as text in prompts, and back: as DSPy's adapters write and read them.

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from assay.models import LINES, supports
+from assay.models import supports
 from assay.models.codec import value_tokens
 from assay.programs.thinking import margin_of
+from assay.support.sections import LINES
 
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"

@@ -14,9 +14,9 @@ from annotated_types import Ge, Gt, Le
 
 from assay.errors import LoopStopped, NoJsonForm
 from assay.models import supports
-from assay.models.embedded import LINES
 from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
 from assay.support.options import Positive, Settings, Share
+from assay.support.sections import LINES
 from assay.support.values import json_text, json_value
 
 # -- Dynamic allocation of thinking: whether a step thinks, when it stops, and how often a task is solved.

@@ -11,9 +11,8 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
-from assay.support.sections import answer_fields, prompt_fields
+from assay.support.sections import LINES, answer_fields, prompt_fields
 from assay.support.values import json_text
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.messages.final_answer import output_schema

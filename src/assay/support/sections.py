@@ -33,6 +33,7 @@ _MARK = re.compile(
     re.IGNORECASE,
 )
 _TAG = re.compile(r"</?(\w+)")
+LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 
 
 def without_thoughts(text: str, fields: Collection[str] = ()) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from assay.models import LINES
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.support.sections import LINES
 from assay.traces import Rollout, Transition
 from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, fitted_values, gae, returns, rewards_of
 from assay.traces.messages.chaining import requests_of
