@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos_machines import database
+from chaos_machines import PROGRAM, database
 
 import assay
 from assay.models import Meter
@@ -29,17 +29,6 @@ from assay.testing import scripted_server
 from assay.traces import Store
 
 CALL_S = 0.05
-PROGRAM = """import dspy
-
-
-class Sums(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question: str) -> dspy.Prediction:
-        return self.answer(question=question)
-"""
 
 
 def counted_s(meter: Meter, calls: int, threads: int) -> float:

@@ -18,6 +18,7 @@ from assay.traces import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.shares import leads
 from rigs.command_line import assay_command
+from rigs.studies import trials_in
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -122,7 +123,7 @@ def test_a_trial_of_a_killed_machine_is_closed_and_its_calls_are_counted(
         second = processes.enter_context(machines.started("second", "--join"))
         url = empty_postgres_url.replace("postgresql://", "postgresql+psycopg://", 1)
         until = time.monotonic() + 120
-        while not (names := [trial for trial in _trials(url) if trial.user_attrs.get("run", run) != run]):
+        while not (names := [trial for trial in trials_in(url) if trial.user_attrs.get("run", run) != run]):
             assert time.monotonic() < until
             assert first.poll() is None, names
             time.sleep(0.2)
@@ -130,7 +131,7 @@ def test_a_trial_of_a_killed_machine_is_closed_and_its_calls_are_counted(
         led = machines.ended("first", first)
         sent, reserved = (tmp_path / "log").stat().st_size, 17  # of the killed one
     (study,) = optuna.get_all_study_names(url)
-    states = {trial.state.name for trial in _trials(url)}
+    states = {trial.state.name for trial in trials_in(url)}
     assert states <= {"COMPLETE", "PRUNED", "FAIL", "WAITING"}, study
     assert 0 < led["unrecorded"] <= reserved
     assert machines.stored() + led["unrecorded"] >= sent >= led["calls"] == machines.stored()
@@ -148,7 +149,7 @@ def test_a_process_that_joined_goes_on_when_the_leading_one_is_killed(tmp_path: 
         run = machines.wait_for_leader()
         second = processes.enter_context(machines.started("second", "--join"))
         url, until = f"sqlite:///{tmp_path / 'studies.db'}", time.monotonic() + 120
-        while not any(trial.user_attrs.get("run", run) != run for trial in _trials(url)):
+        while not any(trial.user_attrs.get("run", run) != run for trial in trials_in(url)):
             assert time.monotonic() < until
             time.sleep(0.2)
         first.kill()
@@ -158,21 +159,6 @@ def test_a_process_that_joined_goes_on_when_the_leading_one_is_killed(tmp_path: 
         sent = (tmp_path / "log").stat().st_size
     assert joined["complete"] + joined["pruned"] > 0
     assert led["complete"] + led["pruned"] >= 8
-    assert {trial.state.name for trial in _trials(url)} <= {"COMPLETE", "PRUNED", "FAIL"}
+    assert {trial.state.name for trial in trials_in(url)} <= {"COMPLETE", "PRUNED", "FAIL"}
     assert led["calls"] - 2 <= sent <= led["calls"] + led["repeated_calls"]  # the kill may have left two unsent
     assert led["calls"] <= 400
-
-
-def _trials(url: str) -> list[Any]:
-    import optuna
-
-    try:
-        return [
-            trial
-            for name in optuna.get_all_study_names(url)
-            for trial in optuna.load_study(study_name=name, storage=url).get_trials()
-        ]
-    except Exception as error:  # the tables are being made
-        if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:
-            raise
-        return []

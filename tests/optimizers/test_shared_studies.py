@@ -21,6 +21,7 @@ from assay.testing import SyntheticAgent
 from assay.testing.scripted_server import running
 from assay.traces import Store
 from rigs.command_line import assay_command
+from rigs.studies import trials_in
 
 SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
@@ -164,6 +165,7 @@ def _helpers(process: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, mine: str) -> None:
+    url = f"sqlite:///{tmp_path / '.assay' / 'studies.db'}"
     with running(tmp_path / "log", delay_ms=300) as address:
         command = [sys.executable, "-m", "assay", *tune_command(mine, address), "--threads", "2", "--json"]
         command += ["--trials", "20", "--workers", "3"]
@@ -171,7 +173,7 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
         with open(tmp_path / "output.txt", "w") as output:
             begun = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             until = time.monotonic() + 120
-            while sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3:
+            while sum(not t.state.is_finished() for t in trials_in(url)) < 3:
                 if time.monotonic() > until or begun.poll() is not None:
                     break
                 time.sleep(0.2)
@@ -183,7 +185,7 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
         while (remaining := [pid for pid in helpers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
             time.sleep(0.2)
         assert not remaining
-        assert sum(t.state.name == "COMPLETE" for t in _of_the_run(tmp_path)) < 15  # they did not complete the study
+        assert sum(t.state.name == "COMPLETE" for t in trials_in(url)) < 15  # they did not complete the study
         ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=environment)
         assert ended.returncode == 0, ended.stderr
         data, requests = json.loads(ended.stdout), (tmp_path / "log").stat().st_size
@@ -191,23 +193,6 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
     assert len({tuple(t["parameters"].items()) for t in data["history"]}) == len(data["history"])
     # a call is counted before it is sent: of each of the 3 times 2 threads the kill may have left one unsent
     assert data["calls"] - 6 <= requests <= data["calls"] + data["repeated_calls"]
-
-
-def _of_the_run(folder: Path) -> list[Any]:
-    """The trials of the one study of a project; none where there is none yet."""
-    import optuna
-
-    url = f"sqlite:///{folder / '.assay' / 'studies.db'}"
-    try:
-        return [
-            trial
-            for name in optuna.get_all_study_names(url)
-            for trial in optuna.load_study(study_name=name, storage=url).get_trials()
-        ]
-    except Exception as error:  # the tables are being made
-        if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:
-            raise
-        return []
 
 
 # -- an interrupted study ends with the trials and winner of an uninterrupted one

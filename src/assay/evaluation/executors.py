@@ -29,7 +29,7 @@ from assay.errors import (
     unspoken,
 )
 from assay.evaluation.failures import DIED_ALONE
-from assay.evaluation.hosts import Answers, Exchange, HostMeter, Mail, Message, Outbox, Recorded
+from assay.evaluation.hosts import Answers, Exchange, HostGone, HostMeter, Mail, Message, Outbox, Recorded
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import Caps
@@ -454,9 +454,15 @@ class RayExecutor:
         return self._loading(process)
 
     def _exchange_with(self, actor: Any, session: Session) -> None:
+        def exchange(answers: Answers) -> list[Message]:
+            try:
+                messages: list[Message] = self.ray.get(actor.exchange.remote(answers))
+            except self._gone as error:
+                raise HostGone from error
+            return messages
+
         if actor not in self._exchanges:
-            ask = actor.exchange.remote
-            self._exchanges[actor] = Exchange(lambda answers: self.ray.get(ask(answers)), session, check=self._check)
+            self._exchanges[actor] = Exchange(exchange, session, check=self._check)
 
     def _end_exchange(self, actor: Any, *, lost: bool = False) -> None:
         if (exchange := self._exchanges.pop(actor, None)) is not None:
@@ -526,7 +532,7 @@ class RayExecutor:
                     try:
                         report = self._fetch(reference)
                     except BudgetExceeded as error:  # the tasks at work are waited for
-                        cap, report = cap or error, None
+                        cap = cap or error
                         process.at_work -= 1
                         continue
                     if report is not None:

@@ -231,11 +231,15 @@ class Outbox:
 # -- On the driver.
 
 
+class HostGone(Exception):
+    """A host's process has ended, or its node."""
+
+
 class Exchange:
     """Deals with the messages of one host, in a thread of its own.
 
     Args:
-        exchange: brings answers to the host and returns its next messages; raises once the host is gone.
+        exchange: brings answers to the host and returns its next messages; raises `HostGone` once the host is gone.
         check: is called with records before they are stored.
     """
 
@@ -263,11 +267,9 @@ class Exchange:
         answers: Answers = {}
         while not self._closed.is_set():
             try:
-                messages = self._exchange(answers)
-            except Exception:  # the host is gone, which the executor finds out by itself
+                answers = self._answered(self._exchange(answers))
+            except HostGone:  # the executor finds it out by itself
                 break
-            try:
-                answers = self._answered(messages)
             except BaseException as error:  # such as a store that takes no rows; the calls of the host wait for ever
                 self.fault = error
                 break

@@ -150,7 +150,7 @@ def rehearsed(job: Job, *, portable: bool) -> list[str]:
                 if note is not None:
                     (notes if needs_instance(program, source) else missing).append(note.replace(f"{path}: ", ""))
                 notes += [] if note else _models_left_out(job, artifact)
-                error = None if note or session.recorder.unrecorded.calls else _error(job, artifact)
+                error = None if note or session.recorder.missed.calls else _error(job, artifact)
                 verified(path)  # a program that writes into its own folder changes its artifact
             # an error that the program has here as well is not the artifact's
             if error is not None and _run_once(job, job.recorded) is None:

@@ -139,7 +139,7 @@ class Ledger:
                 raise
             self._engine, earlier, earlier_hits = _file(None), [], []  # the file is damaged or cannot be written
         self._earlier = {(row.key, row.attempt): row for row in (Sent(*values) for values in earlier)}
-        self._earlier_hits = {bytes(name): (phase, count) for name, phase, count in earlier_hits}
+        self._earlier_hits = {name: (phase, count) for name, phase, count in earlier_hits}
 
     def __deepcopy__(self, memo: object) -> "Ledger":
         return self

@@ -157,7 +157,7 @@ class AutoSearch:
 
     def _spent(self) -> float:
         runs = sum(max(1.0, count) for candidate in self.candidates for count in candidate.evaluation.calls.values())
-        return runs + self.session.recorder.unrecorded.calls
+        return runs + self.session.recorder.missed.calls
 
     def _calls_per_task(self) -> float:
         counts = [count for candidate in self.candidates for count in candidate.evaluation.calls.values()]
