@@ -64,12 +64,13 @@ def test_an_ended_process_gives_back_what_it_did_not_use_and_a_killed_one_does_n
     for meter in (leader, ended, killed):
         meter.reserve()
     assert isinstance(ended.shared, CapShare)
-    ended.shared.end(ended.phases, Unrecorded(calls=2))
+    ended.of("search").repeated += 4  # it had been killed before, and sent these again
+    ended.shared.end(ended.phases, Unrecorded(calls=2, lost=4))
     assert sorted(members_of(store.engine, "job"), key=lambda member: member.run_id) == [
-        Member("ended", 3, Usage(calls=1), Unrecorded(calls=2)),
+        Member("ended", 7, Usage(calls=1, repeated=4), Unrecorded(calls=2, lost=4)),
         Member("killed", 17, None, Unrecorded()),
     ]
-    assert calls_until_refused(leader) == 200 - 17 - 3 - 1
+    assert calls_until_refused(leader) == 200 - 17 - 7 - 1
 
 
 def test_dollars_of_other_processes_count(store: Store) -> None:
@@ -80,3 +81,13 @@ def test_dollars_of_other_processes_count(store: Store) -> None:
         meter.settle(sent, prompt_tokens=1, completion_tokens=1, cost_usd=0.3, failed=False)
     with pytest.raises(BudgetExceeded, match=r"the next call may take 0\.3"):
         other.check(reserved=call)
+
+
+def test_a_killed_process_keeps_the_dollars_that_it_had_reserved(store: Store) -> None:
+    caps, call = Caps(cost_usd=1.0), Reservation(cost_usd=0.3, exact=True)
+    leader, killed = member(store, "job", caps), member(store, "killed", caps)
+    killed.reserve(reserved=call)
+    CapShare(store.engine, "job", "killed").end({"search": Usage(calls=1)}, Unrecorded(lost=1), killed=True)
+    leader.check(reserved=Reservation(cost_usd=0.6, exact=True))
+    with pytest.raises(BudgetExceeded, match=r"the next call may take 0\.7"):
+        leader.check(reserved=Reservation(cost_usd=0.71, exact=True))

@@ -92,7 +92,7 @@ def settle_killed(store: Store, run_id: str) -> None:
         if is_running(store, member.run_id):
             continue
         phases, unrecorded = _used(store, member)
-        CapShare(store.engine, run_id, member.run_id).end(phases, unrecorded)
+        CapShare(store.engine, run_id, member.run_id).end(phases, unrecorded, killed=True)
         close_running(store, member.run_id)
         r = schema.runs
         with store.changing() as connection:

@@ -2,7 +2,8 @@
 
 A process reserves in blocks, which become smaller as the cap comes nearer, down to one call. The process that leads
 the job has the first row; what it keeps for later phases is part of its own reservation. A process that ends gives back
-what it has not used. What a killed process had reserved stays reserved.
+what it has not used. What a killed process had reserved stays reserved; once its calls have been counted, only tokens and
+dollars do.
 """
 
 import json
@@ -65,20 +66,23 @@ class CapShare:
             self._put(connection, {**self._reserved, **blocks, "usage_json": None})
         self._reserved = {**self._reserved, **blocks}
 
-    def end(self, phases: Mapping[str, Usage], unrecorded: Unrecorded) -> None:
+    def end(self, phases: Mapping[str, Usage], unrecorded: Unrecorded, *, killed: bool = False) -> None:
         """Give back what this process has not used, and store what it has used.
 
         Args:
             phases: what it has used by phase.
+            killed: what its last calls cost is not known, so its tokens and dollars stay reserved.
         """
         usage, searched = Usage(), phases.get("search", Usage()).calls
         for part in phases.values():
             usage.add(part)
-        values = {
-            "calls": usage.calls + unrecorded.calls, "search_calls": searched, "tokens": usage.tokens,
-            "cost_usd": usage.cost_usd,
+        values: dict[str, Any] = {
+            "calls": usage.calls + usage.repeated + unrecorded.calls,
+            "search_calls": searched,
             "usage_json": as_json({"usage": asdict(usage), "unrecorded": asdict(unrecorded)}),
-        }  # fmt: skip
+        }
+        if not killed:
+            values |= {"tokens": usage.tokens, "cost_usd": usage.cost_usd}
         patiently(lambda: self._write(values))
 
     def _write(self, values: Mapping[str, Any]) -> None:
