@@ -10,6 +10,9 @@ stored, those that the report calls unrecorded, and those that were reserved, wh
                second resumes it once the lease has run out
     capped     as `resumed`, with a cap on calls
     read-only  the database refuses writes for five seconds while the job runs
+    clock      as `resumed`; the clock of the second machine is two hours ahead
+    password   the first machine is killed while the database refuses writes, so that rows wait in its folder; then the
+               password changes, and the machine resumes its job by another address
 
 Exits with 1 where a call is in no count, a cap on calls is exceeded, or the sealed test was opened twice.
 """
@@ -52,8 +55,11 @@ JOBS = {
     "compile": ["compile", "p.py:Sums", "--max-search-calls", "120"],
     "tune": ["tune", "p.py:Sums", "--trials", "6"],
 }
-DELAY_MS = {"resumed": 1000, "capped": 1000}  # of an answer: a second machine starts while the first is at work
+SLOW_MS = 1000  # of an answer where a second machine starts while the first is at work
+DELAY_MS = {"resumed": SLOW_MS, "capped": SLOW_MS, "clock": SLOW_MS}
 LEASE_S = 32.0  # that a second machine waits after the first was killed
+KILLED = ("resumed", "capped", "clock", "password")
+AHEAD = "import time\n\nreal = time.time\ntime.time = lambda: real() + 7200.0\n"
 CAPS = {"collect": 150, "compile": 150, "tune": 260}
 Kill = Callable[[subprocess.Popen[str]], None]
 
@@ -86,16 +92,25 @@ class Case:
     rng: random.Random
     machines: list[Machine] = field(default_factory=list)
 
-    def start(self, *more: str) -> Machine:
-        """Starts the job on another machine."""
-        folder = self.scratch / f"machine-{len(self.machines)}"
-        folder.mkdir(parents=True)
+    def start(self, *more: str, on: Machine | None = None, ahead: bool = False) -> Machine:
+        """Starts the job on another machine.
+
+        Args:
+            on: machine that it is started on again.
+            ahead: the machine's clock is two hours ahead.
+        """
+        folder = self.scratch / f"machine-{len(self.machines)}" if on is None else on.folder
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "p.py").write_text(PROGRAM)
         (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
         rows = [{"id": f"t{at}", "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(240)]
         (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         command = [sys.executable, "-m", "assay", *JOBS[self.job], *COMMON, "--api-base", self.api, *more]
         environment = {**os.environ, "OPENAI_API_KEY": "none", "ASSAY_STORE": self.url}
+        if ahead:
+            (folder / "clock").mkdir(exist_ok=True)
+            (folder / "clock" / "sitecustomize.py").write_text(AHEAD)
+            environment["PYTHONPATH"] = os.pathsep.join([str(folder / "clock"), os.environ.get("PYTHONPATH", "")])
         errors = (folder / "errors.txt").open("w")
         process = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
@@ -117,36 +132,84 @@ def started(case: Case) -> dict[str, Any]:
     return _only([machine.report() for machine in machines])
 
 
-def resumed(case: Case, *more: str) -> dict[str, Any]:
+def resumed(case: Case, *more: str, ahead: bool = False) -> dict[str, Any]:
     first = case.start(*more)
     case.until_sent(case.rng.randint(10, 90), first)
-    if case.start("--resume", *more).report():
+    if case.start("--resume", *more, ahead=ahead).report():
         return {"problem": "a second machine resumed a job that runs"}
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     time.sleep(LEASE_S)
-    return case.start("--resume", *more).report()
+    return case.start("--resume", *more, ahead=ahead).report()
 
 
 def capped(case: Case) -> dict[str, Any]:
     return resumed(case, "--max-calls", str(CAPS[case.job]))
 
 
-def read_only(case: Case) -> dict[str, Any]:
-    machine = case.start()
-    case.until_sent(case.rng.randint(10, 40), machine)
+def clock(case: Case) -> dict[str, Any]:
+    return resumed(case, ahead=True)
+
+
+def unpooled(url: str) -> sa.Engine:
+    """An engine whose connections nobody else can end."""
+    driver = url.replace("postgresql://", "postgresql+psycopg://")
+    return sa.create_engine(driver, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+
+
+@contextmanager
+def refused_writes(case: Case) -> Iterator[None]:
+    """Context in which the database refuses writes."""
     name = sa.make_url(case.url).database
-    engine = sa.create_engine(case.url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
-    for setting in ("on", "off"):
+    engine = unpooled(case.url)
+
+    def refuse(setting: str) -> None:
         with engine.connect() as connection:
+            connection.exec_driver_sql("SET default_transaction_read_only = off")
             connection.exec_driver_sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = {setting}')
             connection.exec_driver_sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
                 "AND pid <> pg_backend_pid()"
             )
+
+    refuse("on")
+    try:
+        yield
+    finally:
+        refuse("off")
+
+
+def read_only(case: Case) -> dict[str, Any]:
+    machine = case.start()
+    case.until_sent(case.rng.randint(10, 40), machine)
+    with refused_writes(case):
         time.sleep(5.0)
-    engine.dispose()
+    time.sleep(5.0)
     return machine.report()
+
+
+def password(case: Case) -> dict[str, Any]:
+    owner, url, engine = case.url, sa.make_url(case.url), unpooled(case.url)
+    role = f"machine_{url.database}"
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'first'")
+    case.url = url.set(username=role, password="first").render_as_string(hide_password=False)
+    first = case.start()
+    case.until_sent(case.rng.randint(10, 40), first)
+    with refused_writes(case):
+        case.until_sent(case.sent() + 20, first)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    if not list(first.folder.glob(".assay/**/*.spill")):
+        return {"problem": "no rows waited"}
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"ALTER ROLE {role} PASSWORD 'second'")
+    case.url = url.set(username=role, password="second").render_as_string(hide_password=False)
+    time.sleep(LEASE_S)
+    report = case.start("--resume", on=first).report()
+    case.url = owner
+    left = list(first.folder.glob(".assay/**/*.spill")) + list(first.folder.glob(".assay/**/*.waiting"))
+    return {"problem": f"{left[0].name} is left"} if left else report
 
 
 CASES: dict[str, Callable[[Case], dict[str, Any]]] = {
@@ -154,6 +217,8 @@ CASES: dict[str, Callable[[Case], dict[str, Any]]] = {
     "resumed": resumed,
     "capped": capped,
     "read-only": read_only,
+    "clock": clock,
+    "password": password,
 }
 
 
@@ -176,8 +241,7 @@ def checked(name: str, case: Case, report: dict[str, Any]) -> list[Any]:
     problems = [report["problem"]] if "problem" in report else [] if "unrecorded" in report else ["no report"]
     if not problems:
         counted = stored + (unrecorded or 0)
-        killed = name in ("resumed", "capped")
-        if not (sent <= counted <= reserved if killed else sent == counted):
+        if not (sent <= counted <= reserved if name in KILLED else sent == counted):
             problems.append("calls in no count" if counted < sent else "more calls counted than sent")
         if name == "capped" and sent > CAPS[case.job]:
             problems.append("above the cap")

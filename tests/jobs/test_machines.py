@@ -17,12 +17,11 @@ from assay.jobs.opening import job_lease
 from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
 from assay.models import Caps
-from assay.models.ledger import Ledger
 from assay.optimizers.parameters import SearchConfig, Space, open_study
 from assay.support.addresses import DatabaseAddress
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
-from assay.traces.resuming import ledger_place
+from assay.traces.resuming import ledger_of
 from assay.traces.store.leases import LostLease, acquire
 from assay.traces.store.shares import CapShare, members_of
 from assay.traces.store.tables import leases
@@ -104,7 +103,7 @@ def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool
         store.put_transition("r", Transition(t=0, model="m", request={}, prompt_tokens=7, cost_usd=0.25))
         store.flush()
         if ledger:
-            calls = Ledger(ledger_place(store, "helper-1"), "helper-1")
+            calls = ledger_of(store, "helper-1")
             answered, _ = calls.send("aa", "search"), calls.send("bb", "search")
             before = replace(answered)
             answered.settle(prompt_tokens=7, completion_tokens=0, cost_usd=0.25, failed=False)

@@ -71,19 +71,28 @@ def test_a_process_that_lost_its_job_settles_its_last_call_beside_the_one_that_t
 
 
 @pytest.mark.postgres
-def test_calls_that_a_server_does_not_take_are_written_once_it_is_back(empty_postgres_url: str) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_calls_that_a_server_does_not_take_are_written_once_it_is_back(
+    empty_postgres_url: str, tmp_path: Path, killed: bool
+) -> None:
+    aside = tmp_path / "run-1" / "calls.waiting"
     with Store(empty_postgres_url) as store:
-        first = meter(store.engine)
-        answered(first, KEY)
+        ledger = Ledger(store.engine, "run-1", aside=aside)
+        first = Meter(ledger=ledger)
+        waiting = first.reserve(KEY)
         with store.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE calls RENAME TO away")
+        first.settle(waiting, prompt_tokens=10, completion_tokens=2, cost_usd=0.5, failed=False)
         answered(first, OTHER)
         assert first.usage.calls == 2
         with store.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE away RENAME TO calls")
-        assert first.ledger is not None
-        first.ledger.close()
-        assert vars(meter(store.engine).usage) == vars(first.usage)
+        if not killed:
+            ledger.close()
+            assert not aside.exists()
+        second = Ledger(store.engine, "run-1", aside=aside)
+        assert vars(spent_before(second)["search"]) == vars(first.usage)
+        assert not aside.exists()
 
 
 def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(place: Path | sa.Engine) -> None:

@@ -22,13 +22,12 @@ from assay.jobs.groups import KeyedJob
 from assay.jobs.job import Job, open_job
 from assay.jobs.job_report import JoinReport
 from assay.jobs.studies import objective_of, space_of, study_of
-from assay.models.ledger import Ledger
 from assay.models.meter import Usage, spent_before
 from assay.models.unrecorded import Unrecorded
 from assay.optimizers.parameters import search
 from assay.optimizers.parameters.search import run_of
 from assay.traces import Store
-from assay.traces.resuming import close_running, ledger_place
+from assay.traces.resuming import close_running, ledger_of, ledger_place
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import holder_of
 from assay.traces.store.shares import CapShare, Member, leads, members_of
@@ -111,7 +110,7 @@ def _used(store: Store, member: Member) -> tuple[dict[str, Usage], Unrecorded]:
     rows = sum(usage.calls for usage in stored.values())
     if isinstance(place, Path) and not place.is_file():
         return stored, Unrecorded(max(0, member.calls - rows))
-    ledger = Ledger(place, member.run_id)
+    ledger = ledger_of(store, member.run_id)
     try:
         phases = spent_before(ledger)
     finally:

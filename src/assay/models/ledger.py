@@ -3,7 +3,8 @@
 The rows are where the run is: in the store of a PostgreSQL server, for every machine that resumes the run; else in one
 SQLite file a run. A row is committed before the call is sent and again when it was answered. SIGKILL of a process loses
 nothing. A crash of the machine or the server may lose the rows of the last second (`synchronous=OFF`,
-`synchronous_commit=off`). Stores no requests and no answers: the response cache does.
+`synchronous_commit=off`). What a server does not take waits in a file, for the next process of the run on this machine.
+Stores no requests and no answers: the response cache does.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from assay.models.scope import Repeats
@@ -106,6 +108,7 @@ _SETTLE = """UPDATE calls SET settled = settled + :settled, cost_usd = cost_usd 
 _HIT = "INSERT INTO hits (run, id, phase, count) VALUES (:run, :id, :phase, :count) ON CONFLICT DO NOTHING"
 _EARLIER = f"SELECT {_COLUMNS} FROM calls WHERE run = :run"
 _EARLIER_HITS = "SELECT id, phase, count FROM hits WHERE run = :run"
+_WRITES = (_SEND, _SETTLE, _HIT)
 _NAME = re.compile(r":(\w+)")
 _PAUSE = 20  # times as long as an attempt to write took, before the next one
 
@@ -116,13 +119,22 @@ class Ledger:
     Args:
         place: the database of a store, or the file of a run; None keeps the ledger in memory.
         run: id of the run, in a place that has several.
+        aside: file for what the place does not take. What a killed process left in it is written first; if it was
+            killed while it wrote it, some calls count twice.
         owner: returns the id of the rollout that makes the current call. A call belongs to the rollout that sent it. In
             that rollout, its answer from the response cache replays a call that was paid for; in any other rollout it
             is an answer without cost.
     """
 
-    def __init__(self, place: sa.Engine | Path | None = None, run: str = "", *, owner: Callable[[], str] = str) -> None:
-        self.run, self.owner = run, owner
+    def __init__(
+        self,
+        place: sa.Engine | Path | None = None,
+        run: str = "",
+        *,
+        owner: Callable[[], str] = str,
+        aside: Path | None = None,
+    ) -> None:
+        self.run, self.owner, self._aside = run, owner, aside
         self.repeats = Repeats()  # of calls that only their own rollout repeats, see `RecordingEngine.as_requested`
         self._lock = threading.Lock()
         self._sent: Counter[bytes] = Counter()
@@ -133,6 +145,7 @@ class Ledger:
         self._retry_at = 0.0
         try:
             self._engine = place if isinstance(place, sa.Engine) else _file(place)
+            self._take_up()
             earlier, earlier_hits = self._read(_EARLIER), self._read(_EARLIER_HITS)
         except sa.exc.DBAPIError:
             if isinstance(place, sa.Engine):
@@ -229,7 +242,7 @@ class Ledger:
         return list(phases.items())
 
     def close(self) -> None:
-        """Write what the database did not take before; what it refuses again is lost, and the count is too low."""
+        """Write what the database did not take before; what it refuses again is in the file `aside`, or is lost."""
         with self._lock:
             self._retry_at = 0.0
             self._write_waiting()
@@ -242,6 +255,28 @@ class Ledger:
     def _write(self, statement: str, values: Mapping[str, Any]) -> None:
         self._waiting.append((statement, {**values, "run": self.run}))
         self._write_waiting()
+        if self._waiting:
+            self._put_aside(*self._waiting[-1])
+
+    def _put_aside(self, statement: str, values: Mapping[str, Any]) -> None:
+        if self._aside is None:
+            return
+        written = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
+        with suppress(OSError):
+            self._aside.parent.mkdir(parents=True, exist_ok=True)
+            with self._aside.open("ab") as file:
+                file.write(orjson.dumps([_WRITES.index(statement), written]) + b"\n")
+
+    def _take_up(self) -> None:
+        """Writes what a killed process of the run could not write."""
+        if self._aside is None or not self._aside.is_file():
+            return
+        for line in self._aside.read_bytes().splitlines():
+            with suppress(ValueError):  # the last line may be incomplete
+                statement, values = orjson.loads(line)
+                digests = {name: bytes.fromhex(values[name]) for name in ("key", "id") if name in values}
+                self._waiting.append((_WRITES[statement], {**values, **digests}))
+        self._write_waiting()
 
     def _write_waiting(self) -> None:
         while self._waiting and (began := time.monotonic()) >= self._retry_at:
@@ -252,6 +287,9 @@ class Ledger:
                 self._retry_at = time.monotonic() + _PAUSE * (time.monotonic() - began)
                 return
             self._waiting.pop(0)
+            if self._aside is not None and not self._waiting:
+                with suppress(OSError):
+                    self._aside.unlink(missing_ok=True)
 
     def _connected(self) -> sa.Connection:
         if self._connection is None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -83,12 +84,12 @@ def opened_ledger(store: Store, recorder: Recorder, cache: ResponseCache) -> Led
         for name in ("", "-wal", "-shm"):
             Path(f"{place}{name}").unlink(missing_ok=True)
     known = not isinstance(place, Path) or place.is_file()
-    ledger = Ledger(place, recorder.run_id, owner=recorder.owner)
+    ledger = ledger_of(store, recorder.run_id, owner=recorder.owner)
     if recorder.resumed and not known:  # the file was removed, or is on another machine
         for phase, usage in store.spent(recorder.run_id).items():
             _carry(ledger, phase, usage)
         ledger.close()
-        ledger = Ledger(place, recorder.run_id, owner=recorder.owner)
+        ledger = ledger_of(store, recorder.run_id, owner=recorder.owner)
     bill_answered(ledger, cache)
     return ledger
 
@@ -96,6 +97,13 @@ def opened_ledger(store: Store, recorder: Recorder, cache: ResponseCache) -> Led
 def ledger_place(store: Store, run_id: str) -> sa.Engine | Path:
     """Where the ledger of a run is: in the store if it is on a server, else in the folder of the run."""
     return run_folder(store.url, run_id) / "calls.db" if store.address.file is not None else store.engine
+
+
+def ledger_of(store: Store, run_id: str, *, owner: Callable[[], str] = str) -> Ledger:
+    """The ledger of a run of a store."""
+    place = ledger_place(store, run_id)
+    aside = None if isinstance(place, Path) else run_folder(store.url, run_id) / "calls.waiting"
+    return Ledger(place, run_id, owner=owner, aside=aside)
 
 
 def _carry(ledger: Ledger, phase: str, usage: Usage) -> None:
@@ -121,7 +129,7 @@ def spent_in(where: str | Path | None, job: str, *, but: str) -> Usage:
     with Store(where) as store:
         for run_id, _ in store.runs(job, "."):
             if not run_id.startswith(f"{job}.{but}-"):
-                ledger = Ledger(ledger_place(store, run_id), run_id)
+                ledger = ledger_of(store, run_id)
                 for usage in spent_before(ledger).values():
                     total.add(usage)
                 ledger.close()
