@@ -4,7 +4,9 @@
 
 First the time to count one call that takes no time, from its reservation to its settlement, by where its ledger is and
 by how many threads call at once, as a share of a call of 50 ms. Then the span of one evaluation, from the first request
-that the model's server gets to the last, with threads and on two nodes of Ray, in turns; a ratio for each pair.
+that the model's server gets to the last, with threads and on two nodes of Ray, in turns; a ratio for each pair. Last
+the time of a call of 50 ms inside the program, two at once, with threads and on these nodes: a host reserves each call
+at the driver.
 """
 
 import argparse
@@ -16,7 +18,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,14 @@ from assay.testing import scripted_server
 from assay.traces import Store
 
 CALL_S = 0.05
+TIMED = PROGRAM.replace("import dspy", "import time\n\nimport dspy").replace(
+    "        return self.answer(question=question)",
+    """        begun = time.perf_counter()
+        answer = self.answer(question=question)
+        with open(TIMES, "a") as file:
+            file.write(f"{time.perf_counter() - begun}\\n")
+        return answer""",
+)
 
 
 def counted_s(meter: Meter, calls: int, threads: int) -> float:
@@ -82,44 +93,78 @@ def span_s(folder: Path, executor: str, threads: int, delay_ms: float) -> tuple[
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        assay.evaluate(
-            f"{folder / 'p.py'}:Sums", rubric="exact", data=folder / "d.jsonl", store=folder / f"{executor}.db",
-            split="val", executor=executor, threads=threads, model="openai/m", api_base=api, preflight=False,
-            cache=False, prompt_format="chat",
-        )  # fmt: skip
+        evaluated(folder, executor, threads, api)
         ended.set()
         watcher.join()
     requests = log.stat().st_size
     log.unlink()
-    (folder / f"{executor}.db").unlink()
     return times[-1] - times[0] + delay_ms / 1000, requests
 
 
-def spans(tasks: int, at_once: int, delay_ms: float, repeats: int) -> list[dict[str, Any]]:
+def evaluated(folder: Path, executor: str, threads: int, api: str) -> None:
+    assay.evaluate(
+        f"{folder / 'p.py'}:Sums", rubric="exact", data=folder / "d.jsonl", store=folder / f"{executor}.db",
+        split="val", executor=executor, threads=threads, model="openai/m", api_base=api, preflight=False,
+        cache=False, prompt_format="chat",
+    )  # fmt: skip
+    (folder / f"{executor}.db").unlink()
+
+
+def call_ms(folder: Path, executor: str, threads: int) -> float:
+    """Mean time of a call of 50 ms inside the program; the first ten, which load modules, are not in it."""
+    times = folder / "times"
+    (folder / "p.py").write_text(f"{TIMED}\n\nTIMES = {str(times)!r}\n")
+    with scripted_server.running(folder / "log", delay_ms=CALL_S * 1000) as api:
+        evaluated(folder, executor, threads, api)
+    seconds = [float(line) for line in times.read_text().split()]
+    times.unlink()
+    return statistics.mean(seconds[10:]) * 1000
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """Two nodes of Ray."""
     import ray
     from ray.cluster_utils import Cluster
 
-    os.environ.setdefault("OPENAI_API_KEY", "none")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    rows = []
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@contextmanager
+def tasks_in_folder(tasks: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "p.py").write_text(PROGRAM)
+        (Path(name) / "p.py").write_text(PROGRAM)
         lines = [
             {"id": f"t{at}", "question": f"What is {at} + 1?", "answer": str(at + 1), "split": "val"}
             for at in range(tasks)
         ]
-        (folder / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (Path(name) / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        yield Path(name)
+
+
+def spans(tasks: int, at_once: int, delay_ms: float, repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    with tasks_in_folder(tasks) as folder:
         for _ in range(repeats):
             (threads, sent), (on_ray, also) = (
                 span_s(folder, executor, at_once // hosts, delay_ms) for executor, hosts in (("threads", 1), ("ray", 2))
             )
             assert sent == also
             rows.append({"requests": sent, "threads_s": threads, "ray_s": on_ray, "ratio": on_ray / threads})
-    ray.shutdown()
-    cluster.shutdown()
+    return rows
+
+
+def calls(tasks: int, repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    with tasks_in_folder(tasks) as folder:
+        for _ in range(repeats):
+            threads, on_ray = call_ms(folder, "threads", 2), call_ms(folder, "ray", 1)
+            rows.append({"threads_ms": threads, "ray_ms": on_ray, "share": (on_ray - threads) / (CALL_S * 1000)})
     return rows
 
 
@@ -132,10 +177,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    os.environ.setdefault("OPENAI_API_KEY", "none")
     counting = ledgers(arguments.calls)
-    compared = spans(arguments.tasks, arguments.at_once, arguments.delay_ms, arguments.repeats)
+    with cluster():
+        compared = spans(arguments.tasks, arguments.at_once, arguments.delay_ms, arguments.repeats)
+        timed = calls(arguments.tasks, arguments.repeats)
     if arguments.json:
-        print(json.dumps({"counting": counting, "spans": compared}))
+        print(json.dumps({"counting": counting, "spans": compared, "calls": timed}))
         return 0
     print("| ledger | threads | ms to count a call | of a call of 50 ms |\n|---|---|---|---|")
     for row in counting:
@@ -143,6 +191,9 @@ def main() -> int:
     print("\n| requests | threads, s | Ray, s | ratio |\n|---|---|---|---|")
     for row in compared:
         print(f"| {row['requests']} | {row['threads_s']:.1f} | {row['ray_s']:.1f} | {row['ratio']:.2f} |")
+    print("\n| a call with threads, ms | on Ray, ms | more, of a call of 50 ms |\n|---|---|---|")
+    for row in timed:
+        print(f"| {row['threads_ms']:.1f} | {row['ray_ms']:.1f} | {row['share']:.1%} |")
     return 0
 
 
