@@ -38,6 +38,8 @@ REFUSED = [
     "journal:///x.log", "redis://db", "https://db/x", "://pa55", "postgresql:pa55", "host=db password=pa55",
     "dbname=runs password=pa55", "postgresql://ann:p@pa55@db/runs", "postgresql://ann:pw@db:pa55/runs",
     "postgresql://ann:pw@d b/runs", "postgresql://db/runs?pa55",
+    "ann:pa55@db/runs", "//ann:pa55@db/runs", "user=ann password=pa55", "password=pa55 port=1",
+    "postgresql://ann%3Apa55@db/runs",
 ]  # fmt: skip
 
 
@@ -73,3 +75,13 @@ def test_other_addresses_are_refused_without_a_part_of_a_password(text: str) -> 
         DatabaseAddress.of(text, "store")
     assert str(refused.value).startswith("store: ")
     assert "pa55" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "secret", ["Password=pa55", "pwd=pa55", "scram_client_key=pa55", "oauth_client_secret=pa55",
+               "options=-c%20app.password%3Dpa55", "user=ann;password=pa55"],
+)  # fmt: skip
+def test_secrets_among_the_parameters_are_not_shown(secret: str) -> None:
+    address = DatabaseAddress.of(f"postgresql://db/runs?{secret}&sslkey=key.pem")
+    assert (address.shown, address.secret) == ("postgresql://db/runs?sslkey=key.pem", True)
+    assert "pa55" in address.url

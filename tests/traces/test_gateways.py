@@ -13,7 +13,7 @@ import pytest
 from importing_rows import chat, lines, request as otlp_request, span
 
 import assay
-from assay.traces import Rollout, Store, Transition
+from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.importers import import_traces
@@ -205,12 +205,15 @@ def test_rows_that_waited_are_turns_in_the_order_of_their_requests(where: str) -
     assert rollout.inputs == {"prompt": "second"}
 
 
-def test_the_clock_of_the_server_decides_on_the_order(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_those_of_the_server(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     with Store(where) as store:
         monkeypatch.setattr(time, "time", lambda: real() + 7200.0)
-        shift = store.clock.now() - present(store.engine)
-    assert abs(shift) < 5.0
+        with Recorder(store).rollout(Rollout(started_at=time.time())) as rollout:
+            rollout.transitions.append(call := call_of(0, time.time(), "?"))
+            Recorder(store).identify(rollout, call)
+        times = [store.clock.now(), rollout.started_at, rollout.ended_at or 0.0, call.started_at]
+        assert max(abs(at - present(store.engine)) for at in times) < 5.0
 
 
 def test_processes_that_write_one_rollout_at_once_lose_nothing(where: str) -> None:

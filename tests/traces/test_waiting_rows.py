@@ -72,18 +72,23 @@ def test_rows_wait_while_a_server_is_read_only(empty_postgres_url: str) -> None:
     assert "3 rows that earlier processes could not write are in the store now" in told.stderr
 
 
-def test_rows_wait_while_rights_are_away_and_are_found_by_another_address_and_password(empty_postgres_url: str) -> None:
+@pytest.mark.parametrize("rights", ["INSERT, UPDATE ON rollouts", "USAGE ON SCHEMA public"])
+def test_rows_wait_while_rights_are_away_and_are_found_by_another_address_and_password(
+    empty_postgres_url: str, rights: str
+) -> None:
     parts = psycopg.conninfo.conninfo_to_dict(DatabaseAddress.of(empty_postgres_url).conninfo)
     Store(empty_postgres_url).close()
     role = f"writer_{secrets.token_hex(4)}"
     with as_owner(empty_postgres_url) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'first'")
         connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
+        connection.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
         end = f"/{parts['dbname']}?host={parts['host']}"
         store = Store(f"postgresql://{role}:first@{end}")
-        connection.execute(f"REVOKE INSERT, UPDATE ON rollouts FROM {role}")
+        connection.execute(f"REVOKE {rights} FROM {role}")
         left_behind(store, 2)
-        connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(f"GRANT {rights} TO {role}")
         connection.execute(f"ALTER ROLE {role} PASSWORD 'second'")
         with Store(f"postgres://{role}:second@{end}/") as found:
             assert found.stats()["rollouts"] == 2

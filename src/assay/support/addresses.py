@@ -12,10 +12,16 @@ from assay.support.scrubbing import add_secrets
 _SUPPORTED = "Name a file of SQLite (FILE, sqlite:///FILE) or PostgreSQL (postgresql://USER:PASSWORD@HOST:PORT/NAME)"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+)(?:\+([A-Za-z0-9_-]+))?:(//)?")
-_OTHER_FORMS = re.compile(r"(postgres|postgresql|sqlite|mysql|file):|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.I)
+_OTHER_FORMS = re.compile(
+    r"(postgres|postgresql|sqlite|mysql|file):"  # a URL without slashes
+    r"|(.*\s)?(host|hostaddr|port|dbname|user|password|passfile|service)\s*="  # parameters of libpq
+    r"|(?![A-Za-z]:[\\/]).*:.*@",  # a login without a scheme
+    re.I | re.S,
+)
 _SERVER = re.compile(r"(?:(?P<who>[^@]*)@)?(?P<hosts>[^/?@]*)(?:/(?P<name>[^?@]*))?(?:\?(?P<query>[^@]*))?", re.S)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.~%-]*)(?::([0-9]*))?")
-_SECRETS = ("password", "sslpassword")  # parameters of libpq
+_SECRET = re.compile(r"pass(?!file)|pwd|secret|_key|token", re.I)  # in the name of a parameter
+_SETS_SECRET = re.compile(r"(pass|pwd|secret|token)\w*\s*=", re.I)  # in its value, as in options
 
 
 @dataclass(frozen=True)
@@ -111,11 +117,16 @@ def _server(rest: str) -> DatabaseAddress:
             "@ as %40, / as %2F, : as %3A, ? as %3F",
         )
     user, _, password = map(unquote, (parts["who"] or "").partition(":"))
-    secrets = [password, *(value for name, value in query if name in _SECRETS)]
+    if ":" in user:
+        raise ConfigError(
+            "the user's name has a colon", hint="Write the : between user and password as it is, not as %3A"
+        )
+    hidden = [(name, value) for name, value in query if _SECRET.search(name) or _SETS_SECRET.search(value)]
+    secrets = [password, *(value for _, value in hidden)]
     add_secrets(*secrets)
     login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     at, at_shown = "@" if login else "", "@" if user else ""
-    end, public = f"/{parts['name'] or ''}", [(name, value) for name, value in query if name not in _SECRETS]
+    end, public = f"/{parts['name'] or ''}", [parameter for parameter in query if parameter not in hidden]
     names, ports = (",".join(values) for values in zip(*places, strict=True))
     several = [("host", names.replace("[", "").replace("]", "")), ("port", ports)]
     # SQLAlchemy takes one host in the URL, several as a parameter

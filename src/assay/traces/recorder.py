@@ -235,6 +235,7 @@ class Recorder(Listener):
         if shared:
             self._shared.add(rollout.id)
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
+        rollout.started_at = self._time(rollout.started_at)
         if self._ids is not None:
             rollout.id = self._ids.of(rollout, scope=self.scope, key=key)
         self._write_rollout(rollout, interim=True)
@@ -250,15 +251,19 @@ class Recorder(Listener):
             missed.closed()
             if rollout.status == "running":
                 rollout.status = "done"
-            rollout.ended_at = time.time()
+            rollout.ended_at = self._time(time.time())
             self._write_rollout(rollout, interim=then_scored)
             self._trim(rollout)
 
     def identify(self, rollout: Rollout, transition: Transition) -> None:
-        """Give a new call an id of its own, and its time by the clock of the store, if its rollout is shared."""
+        """Give a new call its time by the clock of the store, and an id of its own if its rollout is shared."""
+        transition.started_at = self._time(transition.started_at)
         if rollout.id in self._shared and self.store is not None:
             transition.id = new_id()
-            transition.started_at += self.store.clock.now() - time.time()
+
+    def _time(self, at: float) -> float:
+        """A time of this machine by the clock of the store, by which schedules and deployments are decided."""
+        return at if self.store is None else self.store.clock.of_machine(at)
 
     @contextmanager
     def checking(self, rollout: Rollout, *, name: str) -> Iterator[None]:
@@ -285,7 +290,7 @@ class Recorder(Listener):
                 yield
         finally:
             for checks in made:
-                checks.ended_at = time.time()
+                checks.ended_at = self._time(time.time())
                 self._write_rollout(checks)
                 self._trim(checks)
 
@@ -320,7 +325,7 @@ class Recorder(Listener):
         for rollout in self.open:
             if rollout.status == "running":
                 rollout.status, rollout.error, rollout.failure = "error", reason, FailureKind.CAP
-            rollout.ended_at = rollout.ended_at or time.time()
+            rollout.ended_at = rollout.ended_at or self._time(time.time())
             self._write_rollout(rollout)
         self._stopped = True
 

@@ -68,7 +68,7 @@ class Sharing:
 
     def _look(self, due: bool) -> int:
         others = announce(self.store.engine, _PREFIX, self._name, _PRESENT_S if due else None)
-        if due and (others or self.rollouts.shared):
+        if due:
             self.store.clock.read()
         return others
 

@@ -114,8 +114,9 @@ _PASSING_SQLITE = frozenset((3, 5, 6, 8, 10, 14, 15))
 _FULL_SQLITE = 13
 _WRITE_SQLITE = 778  # SQLITE_IOERR_WRITE: also for EDQUOT and EFBIG
 _MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a new one
-# SQLSTATE of outages that psycopg does not raise as OperationalError: a read-only server, rights taken away
-_PASSING_POSTGRES = ("25006", "42501")
+# SQLSTATE of outages that psycopg does not raise as OperationalError: a read-only server, rights taken away, also those
+# on the schema, whose tables are then out of sight
+_PASSING_POSTGRES = ("25006", "42501", "42P01", "3F000")
 
 
 def open_engine(address: DatabaseAddress) -> sa.Engine:

@@ -19,6 +19,7 @@ Row = Mapping[str, Any]
 _LOCKS = 256  # advisory locks of PostgreSQL that rollouts share
 _LOCK_CLASS = 0x7475726E  # "turn" in ASCII
 _calls = transitions.c
+_BOOTED = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux, which also runs while the machine sleeps
 
 
 class SharedClock:
@@ -38,13 +39,21 @@ class SharedClock:
             return
         with self._engine.connect() as connection:
             seconds(connection)  # the first query of a connection takes longer
-            before = time.monotonic()
+            before = _elapsed()
             now = seconds(connection)
-            self._offset = now - (before + time.monotonic()) / 2
+            self._offset = now - (before + _elapsed()) / 2
 
     def now(self) -> float:
         """Seconds since the epoch."""
-        return time.monotonic() + self._offset if self._of_server else time.time()
+        return _elapsed() + self._offset if self._of_server else time.time()
+
+    def of_machine(self, at: float) -> float:
+        """This time, where the machine's clock showed `at`."""
+        return at + self.now() - time.time() if self._of_server else at
+
+
+def _elapsed() -> float:
+    return time.monotonic() if _BOOTED is None else time.clock_gettime(_BOOTED)
 
 
 def lock_rollouts(connection: sa.Connection, rollouts: Collection[str]) -> None:
