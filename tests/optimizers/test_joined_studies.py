@@ -95,6 +95,9 @@ def test_processes_that_join_share_the_cap_and_one_of_them_decides(
         other_cap = assay_command(*machines.command, "--join", "--max-calls", "5")
         assert other_cap.code == 2
         assert "whose settings hold" in other_cap.stderr
+        other_storage = assay_command(*machines.command, "--join", "--storage", str(tmp_path / "other.db"))
+        assert other_storage.code == 2
+        assert "--storage" in other_storage.stderr
         led = machines.ended("first", first)
         joined = [machines.ended(name, process) for name, process in zip(("second", "third"), others, strict=True)]
         sent = (tmp_path / "log").stat().st_size

@@ -190,7 +190,7 @@ def work(config: Worker, leader: str, progress: Progress) -> JoinReport:
                 share = CapShare(store.engine, leader, job.run_id)
                 job.session.meter.shared = share
                 space = space_of(job, config, progress)
-                study = study_of(job, config, config.search, space, str(config.storage))
+                study = study_of(job, config, config.search, space, str(config.storage), begun=True)
                 objective, val = objective_of(job, config, space), job.splits.val
                 try:
                     with job.session.phase("search"):

@@ -147,7 +147,14 @@ def study_name(config: ParameterJob, run_id: str, store: Store) -> str:
 
 
 def study_of(
-    job: Job, config: ParameterJob, search: SearchConfig, space: Space, url: str, *, stage: str = ""
+    job: Job,
+    config: ParameterJob,
+    search: SearchConfig,
+    space: Space,
+    url: str,
+    *,
+    stage: str = "",
+    begun: bool = False,
 ) -> "optuna.Study":
     """Creates or joins the study. All its processes must have one store, and search the same space on the same tasks.
 
@@ -155,10 +162,12 @@ def study_of(
 
     Args:
         stage: of a curriculum, which has a study of its own.
+        begun: another process leads the search.
     """
     name = study_name(config, job.run_id, job.store) + (f"-{stage}" if stage else "")
     of = {"store": job.store.id, **_searched_on(job, config)}
-    return open_study(name, url, space, search, of=of, guard=lambda: patiently(lambda: check_lease(job.store)))
+    guard = lambda: patiently(lambda: check_lease(job.store))  # noqa: E731
+    return open_study(name, url, space, search, of=of, guard=guard, begun=begun)
 
 
 def check_lease(store: Store) -> None:

@@ -48,23 +48,31 @@ def open_study(
     *,
     of: Mapping[str, Any] | None = None,
     guard: Callable[[], None] | None = None,
+    begun: bool = False,
 ) -> optuna.Study:
     """A study in Optuna's storage at `url` (in memory where None), new or continued.
 
     Args:
         of: everything else that must be equal for trials to be comparable, such as the version of the program.
         guard: called before each change of the study; what it raises prevents the change.
+        begun: another process has begun it.
     Raises:
-        ConfigError: a study of this name searches something else; the message says what differs.
+        ConfigError: a study of this name searches something else; the message says what differs. No process has begun
+            it.
         StoreError: the storage cannot be opened.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if begun and url and not DatabaseAddress.of(url).exists:
+        raise _not_begun(name, url)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         for attempt in range(_OPENINGS):
             try:
+                storage = study_storage(url, guard) if url else None
+                if begun and name not in optuna.get_all_study_names(storage or ""):
+                    raise _not_begun(name, url)
                 study = optuna.create_study(
-                    storage=study_storage(url, guard) if url else None,
+                    storage=storage,
                     study_name=name,
                     load_if_exists=True,
                     pruner=_pruner(config),
@@ -111,6 +119,15 @@ def open_study(
             f"the study {name!r} searches something else: {_difference(recorded, expected)}. Give this one another name"
         )
     return study
+
+
+def _not_begun(name: str, url: str | None) -> ConfigError:
+    place = DatabaseAddress.of(url).shown if url else "memory"
+    return ConfigError(
+        f"the search that leads has no study {name!r} at {place}",
+        hint="Give the same storage as there",
+        field="storage",
+    )
 
 
 def _difference(recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
