@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,34 @@ def test_calls_that_a_server_does_not_take_are_written_once_it_is_back(
         second = Ledger(store.engine, "run-1", aside=aside)
         assert vars(spent_before(second)["search"]) == vars(first.usage)
         assert not aside.exists()
+
+
+@pytest.mark.postgres
+def test_with_a_cap_a_call_waits_until_the_server_has_counted_it(
+    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(empty_postgres_url) as store, ThreadPoolExecutor(2) as threads:
+        by = meter(store.engine, calls=5)
+        assert by.ledger is not None
+        by.is_counting = by.ledger.is_complete
+
+        def call(key: str) -> int:
+            with by.sending(key):
+                return meter(store.engine).usage.calls  # as another machine sees it
+
+        with store.engine.connect() as connection:
+            connection.exec_driver_sql("LOCK TABLE calls IN EXCLUSIVE MODE")  # others can read
+            calls = [threads.submit(call, key) for key in (KEY, OTHER)]
+            assert wait(calls, timeout=1.0).not_done == set(calls)
+            connection.rollback()
+        assert sorted(made.result(60) for made in calls) in ([1, 2], [2, 2])
+        with store.engine.connect() as connection:
+            connection.exec_driver_sql("LOCK TABLE calls IN EXCLUSIVE MODE")
+            monkeypatch.setattr("assay.models.meter.UNCOUNTED_S", 0.5)
+            with pytest.raises(BudgetExceeded, match="once it is back"), by.sending("ef" * 32):
+                pass
+            assert by.in_flight == 0
+            meter(store.engine).reserve("0a" * 32)  # without a cap it is sent
 
 
 def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(place: Path | sa.Engine) -> None:

@@ -379,6 +379,17 @@ def test_a_holder_renews_its_lease(store: Store) -> None:
             waited.wait(0.02)
 
 
+def test_a_lease_that_was_not_renewed_in_time_is_doubtful_until_it_is(store: Store) -> None:
+    lease, waited = acquire(store.engine, "work", 0.5), threading.Event()
+    assert lease is not None
+    assert not lease.is_doubtful
+    while not lease.is_doubtful:
+        waited.wait(0.02)
+    with lease:
+        while lease.is_doubtful:
+            waited.wait(0.02)
+
+
 def test_a_process_that_lost_its_lease_writes_nothing(store: Store) -> None:
     lost = acquire(store.engine, "work", 0.0)  # ends at once
     assert lost is not None

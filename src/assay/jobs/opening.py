@@ -182,6 +182,8 @@ def open_run(
         ledger = opened_ledger(opened, recorder, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.missed.calls
+        if opened.address.file is None:
+            meter.is_counting = lambda: not lease.is_doubtful and ledger.is_complete()
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             name = config.model_name

@@ -110,7 +110,8 @@ _EARLIER = f"SELECT {_COLUMNS} FROM calls WHERE run = :run"
 _EARLIER_HITS = "SELECT id, phase, count FROM hits WHERE run = :run"
 _WRITES = (_SEND, _SETTLE, _HIT)
 _NAME = re.compile(r":(\w+)")
-_PAUSE = 20  # times as long as an attempt to write took, before the next one
+_LOCK_MS = 300  # that a write waits for a lock on a server
+_PAUSE, _LONGEST_PAUSE_S = 20, 10.0  # times as long as an attempt to write took, before the next one; at most
 
 
 class Ledger:
@@ -216,6 +217,12 @@ class Ledger:
                 self._write(_HIT, {"id": name, "phase": phase, "count": 1})
         return new
 
+    def is_complete(self) -> bool:
+        """Whether the database has all that was to be written; what waits is tried again."""
+        with self._lock:
+            self._write_waiting()
+            return not self._waiting
+
     def unsettled(self) -> list[Sent]:
         """Calls of earlier processes that were sent, and neither answered nor failed before a kill."""
         with self._lock:
@@ -282,9 +289,10 @@ class Ledger:
         while self._waiting and (began := time.monotonic()) >= self._retry_at:
             try:
                 self._connected().exec_driver_sql(*self._spelled(*self._waiting[0]))
-            except sa.exc.DBAPIError:  # a full disk, or a server that is away: calls do not wait for it
+            except sa.exc.DBAPIError:  # a full disk, a locked table, or a server that is away: see `is_complete`
                 self._disconnect()
-                self._retry_at = time.monotonic() + _PAUSE * (time.monotonic() - began)
+                now = time.monotonic()
+                self._retry_at = now + min(_LONGEST_PAUSE_S, _PAUSE * (now - began))
                 return
             self._waiting.pop(0)
             if self._aside is not None and not self._waiting:
@@ -295,7 +303,7 @@ class Ledger:
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             if self._engine.dialect.name == "postgresql":
-                self._connection.exec_driver_sql("SET synchronous_commit = off")
+                self._connection.exec_driver_sql(f"SET synchronous_commit = off; SET lock_timeout = {_LOCK_MS}")
         return self._connection
 
     def _disconnect(self) -> None:

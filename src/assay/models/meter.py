@@ -124,6 +124,7 @@ _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 # Refused connections in a row, and seconds since the first of them, after which a server is taken as gone: one that is
 # restarted is waited for, by DSPy's retries.
 REFUSED, GONE_S = 16, 15.0
+UNCOUNTED_S = 90.0  # that calls wait for a database that does not count them; then the run stops
 CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
 nested: ContextVar[tuple[Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
 
@@ -161,6 +162,9 @@ class Meter:
         self.unrecorded: Callable[[], int] = int  # number of unrecorded calls, which count as `calls` too; 0
         # why no further call can be made; ends the run as a cap does
         self.obstacle: Callable[[], str | None] = lambda: None
+        # whether other machines that run the job know of each call before it is sent; with a cap, calls wait until then
+        self.is_counting: Callable[[], bool] = lambda: True
+        self._uncounted_since: float | None = None
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
         self.ends_without_server = False  # whether a run ends once connections are refused for a while
         self._refused, self._refused_since = 0, 0.0
@@ -276,6 +280,10 @@ class Meter:
                 self._landed.wait(CHECK_S)
         token = nested.set((*nested.get(), flight))
         try:
+            with self._landed:
+                while not self._counts():
+                    leave_if_abandoned()
+                    self._landed.wait(CHECK_S)
             yield sent
         finally:
             nested.reset(token)
@@ -293,6 +301,8 @@ class Meter:
         Raises: as `sending`.
         """
         with self._lock:
+            if not self._counts():
+                return None
             try:
                 sent = self.reserve(key, flight.reserved, owner=owner)
             except BudgetExceeded:
@@ -301,6 +311,28 @@ class Meter:
                 raise
             self._flights.append(flight)
             return sent
+
+    def _counts(self) -> bool:
+        """Whether other machines know of each call so far, or need not.
+
+        Raises:
+            BudgetExceeded: the database has been away for too long.
+            Cancelled: the run was cancelled.
+        """
+        if self._cancelled:
+            raise Cancelled("the run was cancelled")
+        if not self.caps.any or self.is_counting():
+            self._uncounted_since = None
+            return True
+        now = time.monotonic()
+        self._uncounted_since = self._uncounted_since or now
+        if now - self._uncounted_since > UNCOUNTED_S:
+            raise BudgetExceeded(
+                f"the database of the store has not taken the count of a call for {UNCOUNTED_S:g} s: resume the run "
+                "once it is back",
+                what="rows",
+            )
+        return False
 
     def ended(self, flight: Flight) -> None:
         """A call is no longer in flight."""

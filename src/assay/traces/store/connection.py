@@ -105,7 +105,7 @@ def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
 # -- Connection.
 
 
-_CONNECT_S = 10
+_TIMEOUTS = {"connect_timeout": 10, "tcp_user_timeout": 15_000}  # of libpq: seconds; milliseconds without an answer
 LOCK_TIMEOUT_MS = 300  # that the writer waits for another process's lock; it retries by itself
 _LOCKED_OTHERS_MS = 30_000  # that every other statement waits
 # Transient result codes of SQLite: SQLITE_PERM, SQLITE_BUSY, SQLITE_LOCKED, SQLITE_READONLY, SQLITE_IOERR,
@@ -131,8 +131,8 @@ def open_engine(address: DatabaseAddress) -> sa.Engine:
         if address.file is not None:
             address.file.absolute().parent.mkdir(parents=True, exist_ok=True)
         served = address.file is None  # a server that never answers must not block the writer for minutes
-        timeout = {"connect_timeout": _CONNECT_S} if served and "connect_timeout" not in address.url else {}
-        engine = sa.create_engine(address.url, pool_pre_ping=served, connect_args=timeout)
+        timeouts = {name: value for name, value in _TIMEOUTS.items() if served and name not in address.url}
+        engine = sa.create_engine(address.url, pool_pre_ping=served, connect_args=timeouts)
         if address.file is not None:
             sa.event.listen(engine, "connect", sqlite_pragmas)
         create_or_check(engine, address.shown)

@@ -27,6 +27,7 @@ T = TypeVar("T")
 TAKEN_OVER = "another process has taken this job over"
 _RENEWALS = 5  # in the length of a lease
 _PATIENCE_S, _PAUSE_S = 60.0, 0.5  # while the database cannot be reached
+_BOOTED = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux, which also runs while the machine sleeps
 
 
 class LostLease(StoreError):
@@ -74,6 +75,11 @@ def seconds(connection: sa.Connection, local: Callable[[], float] | None = None)
     if connection.dialect.name == "postgresql":
         return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar() or 0.0)
     return (local or time.time)()
+
+
+def elapsed() -> float:
+    """Seconds since any time, for differences on this machine."""
+    return time.monotonic() if _BOOTED is None else time.clock_gettime(_BOOTED)
 
 
 def present(engine: sa.Engine) -> float:
@@ -194,8 +200,13 @@ class Lease:
         self.engine, self.name, self.length_s, self.token = engine, name, length_s, new_id()
         self.holder = this_process()
         self._mine = sa.and_(leases.c.name == name, leases.c.token == self.token)
-        self._ended, self.lost = threading.Event(), False
+        self._ended, self.lost, self._renewed = threading.Event(), False, elapsed()
         self._thread = threading.Thread(target=self._renewing, name=f"lease-{name}", daemon=True)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether another process may have taken the lease over, as it could not be renewed in time."""
+        return not self.lost and elapsed() >= self._renewed + self.length_s
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -218,9 +229,11 @@ class Lease:
 
     def _renewing(self) -> None:
         while not self._ended.wait(self.length_s / _RENEWALS):
+            begun = elapsed()
             try:
                 with self.engine.begin() as connection:
                     self._renew(connection)
+                self._renewed = begun
             except sa.exc.SQLAlchemyError:
                 continue  # the next one may get through; `writing` finds out whether the lease is lost
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.traces.store.leases import seconds
+from assay.traces.store.leases import elapsed, seconds
 from assay.traces.store.tables import transitions
 
 Row = Mapping[str, Any]
 _LOCKS = 256  # advisory locks of PostgreSQL that rollouts share
 _LOCK_CLASS = 0x7475726E  # "turn" in ASCII
 _calls = transitions.c
-_BOOTED = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux, which also runs while the machine sleeps
 
 
 class SharedClock:
@@ -39,21 +38,17 @@ class SharedClock:
             return
         with self._engine.connect() as connection:
             seconds(connection)  # the first query of a connection takes longer
-            before = _elapsed()
+            before = elapsed()
             now = seconds(connection)
-            self._offset = now - (before + _elapsed()) / 2
+            self._offset = now - (before + elapsed()) / 2
 
     def now(self) -> float:
         """Seconds since the epoch."""
-        return _elapsed() + self._offset if self._of_server else time.time()
+        return elapsed() + self._offset if self._of_server else time.time()
 
     def of_machine(self, at: float) -> float:
         """This time, where the machine's clock showed `at`."""
         return at + self.now() - time.time() if self._of_server else at
-
-
-def _elapsed() -> float:
-    return time.monotonic() if _BOOTED is None else time.clock_gettime(_BOOTED)
 
 
 def lock_rollouts(connection: sa.Connection, rollouts: Collection[str]) -> None:
