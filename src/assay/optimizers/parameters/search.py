@@ -28,6 +28,7 @@ from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.settings import OBJECTIVES, SearchConfig
 from assay.support.addresses import DatabaseAddress
 from assay.traces.store.connection import sqlite_pragmas
+from assay.traces.store.leases import patiently
 
 # -- Opens a study, and makes its sampler and pruner.
 
@@ -144,7 +145,7 @@ def study_storage(url: str, guard: Callable[[], None] | None = None) -> Any:
     """Optuna's own storage, in which a trial whose process died is tried again. `guard`: see `open_study`."""
     retry = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    storage = optuna.storages.RDBStorage(
+    storage = _PatientStorage(
         url,
         engine_kwargs=options,
         heartbeat_interval=_HEARTBEAT_S,
@@ -159,6 +160,18 @@ def study_storage(url: str, guard: Callable[[], None] | None = None) -> Any:
     return storage
 
 
+class _PatientStorage(optuna.storages.RDBStorage):
+    """Waits for a database that is away or read-only for a while, as the store does."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in _PATIENT:
+            return found
+        return lambda *args, **options: patiently(
+            lambda: found(*args, **options), optuna.exceptions.StorageInternalError
+        )
+
+
 def _guarded(engine: sa.Engine, guard: Callable[[], None]) -> None:
     """Calls `guard` before the first change in each transaction; heartbeats change nothing."""
 
@@ -170,6 +183,15 @@ def _guarded(engine: sa.Engine, guard: Callable[[], None]) -> None:
             connection.info[_CHECKED] = transaction
 
     sa.event.listen(engine, "before_cursor_execute", check)
+
+
+# what Optuna calls during a search
+_PATIENT = frozenset((
+    "_create_new_trial", "_get_best_trial_id", "_get_stale_trial_ids", "_get_trials", "_set_trial_param",
+    "get_study_system_attrs", "get_study_user_attrs", "get_trial", "get_trial_id_from_study_id_trial_number",
+    "record_heartbeat", "set_study_system_attr", "set_study_user_attr", "set_trial_intermediate_value",
+    "set_trial_state_values", "set_trial_system_attr", "set_trial_user_attr",
+))  # fmt: skip
 
 
 class SeededByTrial(BaseSampler):

@@ -53,13 +53,17 @@ def writing(engine: sa.Engine, what: str) -> Iterator[sa.Connection]:
         raise StoreError(f"{what} cannot be written to the store: {error.orig}") from error
 
 
-def patiently(change: Callable[[], T]) -> T:
-    """The result of a change in `writing`, which is tried again for a minute while the database cannot be reached."""
+def patiently(change: Callable[[], T], failure: type[Exception] = StoreError) -> T:
+    """The result of a change, which is tried again for a minute while the database cannot be reached.
+
+    Args:
+        failure: what it then raises, from the driver's error, as `writing` does.
+    """
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
             return change()
-        except StoreError as error:
+        except failure as error:
             reason = error.__cause__
             if not isinstance(reason, Exception) or not passes(reason, full_passes=True) or time.monotonic() > until:
                 raise
