@@ -30,7 +30,7 @@ from assay.support.options import Flag, Parse, Positive, Settings, function_of, 
 from assay.support.places import claim_folder, remove_folder, write_whole
 from assay.support.report import Table
 from assay.support.scrubbing import results
-from assay.support.values import check_format, json_text, json_value
+from assay.support.values import check_format, digest_of, json_text, json_value
 from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
 
@@ -366,8 +366,11 @@ class _Improvement:
         begun = resume and (self.folder / _STATE).is_file()
         if begun:
             self._remember(json.loads((self.folder / _STATE).read_text(encoding="utf-8")))
-        if resume and (stored := self._ended(done=not begun).report(self.progress)) is not None:
-            return ImproveReport.read(stored)
+        if resume:
+            with self._ended(done=not begun) as finished:
+                stored = finished.report(self.progress)
+            if stored is not None:
+                return ImproveReport.read(stored)
         if not begun:  # with `resume` too: there is nothing to resume
             self.settings.check_name()
             for adapter in self.settings.adapters:
@@ -396,15 +399,16 @@ class _Improvement:
         }  # fmt: skip
         write_whole(self.folder / _STATE, json_text(results(state)))
 
-    def _ended(self, *, done: bool) -> "FinishedRun":
-        """The stored report: in the folder if a cap ended the improvement, else beside it, as the folder is removed."""
+    @contextmanager
+    def _ended(self, *, done: bool) -> "Iterator[FinishedRun]":
+        """The stored report: of this improvement if a cap ended it, else of its name."""
         from assay.jobs.ending import FinishedRun
         from assay.models import Caps
+        from assay.traces import Store
 
-        if not done:
-            return FinishedRun(self.folder, caps=self.caps, about=self.job)
-        file = place_in(self.folder.parent, self.settings.name, ending=".json")
-        return FinishedRun(file.parent, caps=Caps(), about=self.job, file=file.name)
+        name = f"improve-{digest_of(self.settings.name)[:12]}" if done else self._runs
+        with Store(self.store) as store:
+            yield FinishedRun(store, name, caps=Caps() if done else self.caps, about=self.job)
 
     # -- parts and caps
 
@@ -713,7 +717,8 @@ class _Improvement:
             artifact = keep_artifact(job, job.recorded, place, kept, text)
         self._now(artifact=artifact, program=str(artifact))  # intermediate versions are deleted with the folder
         done = self.report.stopped is None
-        self._ended(done=done).keep(self.report.to_dict())
+        with self._ended(done=done) as finished:
+            finished.keep(self.report.to_dict())
         if done:
             remove_folder(self.folder, self.owner)
 
