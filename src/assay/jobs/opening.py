@@ -161,7 +161,7 @@ def open_run(
         opened.belong_to(lease)
         if config.stored_salt is not None:
             claim_salt(opened, config.stored_salt)
-        started, status, failure, ended = time.time(), "failed", None, False
+        started, began, status, failure, ended = time.time(), opened.clock.now(), "failed", None, False
         run_id, resumed = new_run_id(
             opened, config.key, kind=config.kind, started_at=started, resume=resume, cache=config.cache
         )
@@ -205,7 +205,7 @@ def open_run(
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:
-                drop_cut_off(opened, run_id, started)
+                drop_cut_off(opened, run_id, began)
         except BaseException as error:
             status, failure = status_and_reason(error)
             raise
@@ -369,10 +369,11 @@ def new_run_id(store: Store, key: str, *, kind: str, started_at: float, resume: 
     if (pin := _pin.get()) is not None:
         run_id = f"{pin}-{key}"
         return run_id, not store.reserve_run(run_id, kind=kind, started_at=started_at)
-    earlier = {int(run_id.rpartition("-")[2]): (run_id, status) for run_id, status in store.runs(key)}
+    earlier = store.runs(key)
     if not resume or not earlier:  # without an earlier run there is nothing to resume
-        return _reserved(store, key, max(earlier, default=0) + 1, kind=kind, started_at=started_at), False
-    run_id, status = earlier[max(earlier)]
+        number = int(earlier[-1][0].rpartition("-")[2]) + 1 if earlier else 1
+        return _reserved(store, key, number, kind=kind, started_at=started_at), False
+    run_id, status = earlier[-1]
     if status != "done" or cache:
         return run_id, True
     raise ConfigError(

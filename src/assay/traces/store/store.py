@@ -114,7 +114,7 @@ class StoreReads:
         return [column >= prefix, column <= prefix + _LAST, like] if self.engine.dialect.name == "sqlite" else [like]
 
     def runs(self, key: str, separator: str = "-") -> list[tuple[str, str]]:
-        """IDs and statuses of the runs of one job, oldest first.
+        """IDs and statuses of the runs of one job, by their numbers: clocks of machines may differ.
 
         Args:
             separator: follows the key; a dot in the ids of the parts of a larger job.
@@ -124,7 +124,7 @@ class StoreReads:
         query = (
             sa.select(table.c.id, table.c.status)
             .where(*self._starts_with(table.c.id, f"{key}{separator}"))
-            .order_by(table.c.started_at)
+            .order_by(sa.func.length(table.c.id), table.c.id)
         )
         with self.engine.connect() as connection:
             return [(row.id, row.status) for row in connection.execute(query)]
