@@ -93,9 +93,8 @@ def fill_jobs(url: str, home: Path) -> dict[str, str]:
     from assay.judges.questions import known_questions
     from assay.traces import Store
 
-    report = home / "runs" / "study" / "report.json"
     with Store(url) as store:
-        if not report.is_file():
+        if not store.states("study"):
             put_compile(store, home, run_id="compiled")
             put_deployment(store, rollouts=300)
             put_judge(store, home)
@@ -103,8 +102,8 @@ def fill_jobs(url: str, home: Path) -> dict[str, str]:
             for step in range(3, 600):
                 log.values(step, {f"criteria/{name}": step % 7 / 7 for name in "abcdef"} | {"reward": step % 5 / 5}, {})
             store.put_run("study", kind="tune", config={"program": "p"}, status="done", started_at=START)
-            report.parent.mkdir(parents=True, exist_ok=True)
-            report.write_text(json.dumps({"report": TUNED}))
+            store.put_state("study", {"report": TUNED})
+            store.flush()
         (judge,) = known_questions(store)
     return {
         "judges": "/judges", "judge": f"/judges/{judge}", "label": f"/judges/{judge}/label?rater=eve",

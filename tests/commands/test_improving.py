@@ -5,6 +5,8 @@ import functools
 import json
 import random
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -239,9 +241,9 @@ def test_what_exists_in_the_place_of_a_job_is_kept(job: dict[str, Any], server: 
 
 
 def write_unfinished(name: str) -> None:
-    folder = Path(".assay/improve") / name
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text("{}")
+    settings = Improve("mine.py:Mine", name=name, rubric="r.yaml", data="data.jsonl")
+    with Store() as store:
+        store.put_state(settings.state_key, {"opens_as": "x"})
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -252,7 +254,7 @@ def test_what_a_killed_job_left_before_its_state_is_removed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(improving, "write_whole", killed)
+        patch.setattr(Store, "put_state", killed)
         with pytest.raises(KeyboardInterrupt):
             improve(job)
     (STATE / "half-written").touch()
@@ -271,6 +273,59 @@ def test_an_improvement_is_resumed_with_its_own_store(job: dict[str, Any], monke
     with pytest.raises(ConfigError, match="begun on another store"):
         improve(job, resume=True, store=".assay/other.db")
     assert notes(improve(job, resume=True)) == ["far enough"]
+
+
+def other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes to a folder that has the same project and nothing that was made of it."""
+    folder = Path("other").absolute()
+    shutil.copytree(".", folder, ignore=shutil.ignore_patterns(".assay", "other"))
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.postgres
+def test_an_improvement_runs_once_and_continues_on_another_machine(
+    job: dict[str, Any], empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first machine ends its first step, and loses its second one to a signal."""
+    job |= {"order": ["prompts", "prompts"], "store": empty_postgres_url}
+    home, taken = Path.cwd(), list[str]()
+
+    def step(*_: Any, **__: Any) -> None:
+        taken.append(Path.cwd().name)
+        if len(taken) == 2:
+            other_machine(monkeypatch)
+            with pytest.raises(ConfigError, match=r"running already on .+ since 20"):
+                improve(job, resume=True)
+            monkeypatch.chdir(home)
+            raise KeyboardInterrupt
+        raise Diverged(f"step {len(taken)}")
+
+    monkeypatch.setattr(improving, "compile_program", step)
+    with pytest.raises(KeyboardInterrupt):
+        improve(job)
+    monkeypatch.chdir("other")
+    with pytest.raises(ConfigError, match="unfinished improvement 'up'"):
+        improve(job)
+    report = improve(job, resume=True)
+    assert taken == [home.name, home.name, "other"]
+    assert notes(report) == ["step 1", "step 3"]
+    monkeypatch.chdir(home)
+    assert improve(job, resume=True).to_dict() == json.loads(json.dumps(report.to_dict()))
+    assert len(taken) == 3
+
+
+@pytest.mark.postgres
+def test_an_improvement_whose_programs_are_on_another_machine_names_it(
+    job: dict[str, Any], empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path("made").absolute()
+    job |= {"store": empty_postgres_url, "preflight": False}
+    monkeypatch.setattr(improving, "compile_program", lambda *_, **__: made(str(folder)))
+    with pytest.raises(AssayError):  # the program of the step cannot be loaded for its gate
+        improve(job)
+    other_machine(monkeypatch)
+    with pytest.raises(ConfigError, match=f"was run on {socket.gethostname()}, which has {folder}: resume it there"):
+        improve(job, resume=True)
 
 
 def test_an_artifact_leaves_the_files_in_its_place(job: dict[str, Any], server: ChatServer) -> None:

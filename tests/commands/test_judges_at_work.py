@@ -435,16 +435,16 @@ def test_a_judge_that_ran_is_on_the_page_with_its_card_audit_and_drift() -> None
     with Store(STORE) as store:
         ((key, question),) = known_questions(store).items()
         assert (question.sources, len(question.runs)) == ((QUESTION, str(report.artifact)), 3)
-        view = judge_view(store, key, where=STORE, store_flag=None)
+        view = judge_view(store, key, store_flag=None)
         (audit,) = list_runs(store, kind="judge audit")
+        kept = json.dumps(finished_report(store, audit["id"]))
     assert view.values["card"].n == report.sizes[report.outcome.split]
     assert view.values["compared"] > 60
     assert 0 < view.values["differing"] <= 10  # those on which Bob differs
     runs = [run["kind"] for run, *_ in (*view.values["audits"], *view.values["drifts"])]
     assert runs == ["judge audit", "judge drift"]
     assert "Raters reach" in render(view.template, title="", csrf="", live_s=0, **view.values)
-    kept = json.dumps(finished_report(STORE, audit["id"]))
-    assert "lovely answer" not in kept  # outputs of labelled items stay where they can be erased
+    assert "lovely answer" not in kept  # outputs of labelled items are in rollouts alone
     text = show_card(report.artifact).write_page("card.html").read_text()
     assert len(text) < 100_000
     assert "<script" not in text

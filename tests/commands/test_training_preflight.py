@@ -162,13 +162,14 @@ def test_a_fine_tuning_is_a_run_with_its_curves(tiny_model: Path, own_folder: Pa
     )  # fmt: skip
     with Store(own_folder / "s.db") as store:
         (run,) = list_runs(store)
+        stored = finished_report(store, run["id"]) or {}
     assert (run["kind"], run["status"]) == ("train", "done")
     assert (run["config"]["algorithm"], run["config"]["adapter_name"]) == ("sft", "tiny")
     log = read_training_log(own_folder / "runs" / run["id"])
     assert log is not None
     assert log.curves == {"loss/training": report.loss, "loss/held_out": report.held_out_loss}
     assert log.steps == report.steps
-    assert (finished_report(own_folder / "s.db", run["id"]) or {})["best_step"] == report.best_step
+    assert stored["best_step"] == report.best_step
 
 
 def test_what_is_refused_leaves_no_run(own_folder: Path) -> None:

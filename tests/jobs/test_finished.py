@@ -1,11 +1,14 @@
 """`resume` of a finished run returns its report without calls; with a higher cap it continues."""
 
 import json
+import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from dspy.utils.exceptions import LMServerError
 
 import assay
@@ -14,7 +17,8 @@ from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.traces.store.listing import list_runs
+from assay.traces.store import tables as schema
+from assay.traces.store.listing import list_runs, result_of
 from rigs.command_line import assay_command
 from rigs.projects import EXACT, Said, write_program, write_rows
 
@@ -94,6 +98,40 @@ def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Pa
     with pytest.raises(ArtifactError):
         _ = broken.program
     assert script.calls == calls
+
+
+def other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes to a folder that has the same project and nothing that was made of it."""
+    folder = Path("other").absolute()
+    shutil.copytree(".", folder, ignore=shutil.ignore_patterns(".assay", "other"))
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.postgres
+def test_a_job_that_ended_is_only_reported_on_another_machine(
+    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, said = Flaky(), Said()
+    settings: dict[str, Any] = {"store": empty_postgres_url, "progress": said, "sizes": {"val": 20, "test": 20}}
+    first = json.loads(json.dumps(compile(script, **settings).to_dict()))
+    stopped = json.loads(json.dumps(compile(script, max_calls=12, seed=7, **settings).to_dict()))
+    calls = script.calls
+    other_machine(monkeypatch)
+    assert compile(script, max_calls=12, seed=7, resume=True, **settings).to_dict() == stopped
+    assert compile(script, resume=True, **settings).to_dict() == first
+    Path(first["artifact"]).rename("moved")  # the folders are of one machine after all
+    again = compile(script, resume=True, **settings).to_dict()
+    note = f"note: the artifact is on {socket.gethostname()}, where this run ended, in {first['artifact']}"
+    assert note in "".join(said.lines)
+    assert again["notes"][len(first["notes"])] in "".join(said.lines)
+    assert {**again, "notes": first["notes"]} == first
+    assert script.calls == calls
+    with Store(empty_postgres_url) as store:
+        assert [run["status"] for run in list_runs(store)] == ["stopped", "done"]
+        (run,) = list_runs(store, status="done")
+        assert result_of(store, run) == first
+        with store.engine.connect() as connection:
+            assert set(connection.execute(sa.select(schema.test_openings.c.times)).scalars()) == {1}
 
 
 def test_resume_takes_the_latest_run_not_one_that_a_wrong_rubric_ended_before_it() -> None:

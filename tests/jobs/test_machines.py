@@ -1,5 +1,6 @@
 """Jobs of several machines on one store: one runs a job at a time, and who lost it changes nothing any more."""
 
+import json
 import sqlite3
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ import assay
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress
 from assay.jobs.members import settle_killed
-from assay.jobs.opening import job_lease
+from assay.jobs.opening import job_lease, new_run_id
 from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
 from assay.models import Caps
@@ -23,8 +24,10 @@ from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.resuming import ledger_of
 from assay.traces.store.leases import LostLease, acquire
+from assay.traces.store.listing import list_runs
 from assay.traces.store.shares import CapShare, members_of
 from assay.traces.store.tables import leases
+from rigs.projects import write_project
 
 CONFIG = {"algorithm": "sft", "rows": 3}
 
@@ -119,6 +122,33 @@ def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool
         assert member.calls == used.calls + member.unrecorded.calls
         assert (killed.status, killed.failure) == ("error", FailureKind.CAP)
         assert store.run_row("helper-1")["status"] == "failed"
+
+
+def test_the_latest_run_of_a_job_is_that_of_the_largest_number_whatever_its_clock(where: str) -> None:
+    with Store(where) as store:
+        for number, started in ((9, 30.0), (10, 20.0), (2, 10.0)):  # the machine of the tenth is behind
+            assert store.reserve_run(f"job-{number}", kind="tune", started_at=started)
+        assert [run for run, _ in store.runs("job")] == ["job-2", "job-9", "job-10"]
+        assert new_run_id(store, "job", kind="tune", started_at=5.0, resume=True, cache=True) == ("job-10", True)
+        assert new_run_id(store, "job", kind="tune", started_at=5.0, resume=False, cache=True) == ("job-11", False)
+
+
+def test_what_was_cut_off_is_removed_by_a_machine_whose_clock_is_behind(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {**write_project(), "lm": scripted_lm(lambda _: json.dumps({"answer": "3"})), "store": where, "threads": 1}
+    job |= {"split": "val", "sizes": {"val": 6}, "n": 1}
+    assert assay.collect("mine.py:Mine", **job, max_calls=3).stopped
+    with Store(where) as store:
+        (run,) = list_runs(store)
+        at = store.clock.now()
+        store.put_rollout(Rollout(id="cut", run_id=run["id"], status="error", failure=FailureKind.CAP, started_at=at))
+    if where.startswith("postgres"):  # the clock of SQLite is that of the machine
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() - 7200)
+    assert assay.collect("mine.py:Mine", **job, resume=True).stopped is None
+    with Store(where) as store:
+        assert "cut" not in [rollout.id for rollout in store.rollouts()]
 
 
 def test_who_lost_a_job_tells_its_study_nothing(where: str) -> None:

@@ -13,9 +13,9 @@ from assay.traces.store.listing import failure_of, find_run
 CONFIG = {"algorithm": "sft", "export": "rows"}
 
 
-def status_of(store: Path, run: TrainingRun) -> str:
+def status_of(store: Path, run: TrainingRun) -> tuple[str, str | None]:
     with Store(store) as opened:
-        return str(find_run(opened, run.run_id)["status"])
+        return str(find_run(opened, run.run_id)["status"]), failure_of(opened, run.run_id)
 
 
 def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) -> None:
@@ -26,12 +26,11 @@ def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) 
             open_training(CONFIG, name="warm", progress=SilentProgress(), store=store, resume=bool(ids)) as run,
         ):
             raise error("x")
-        assert status_of(store, run) == status
-        assert failure_of(store, run.run_id) == ("x" if error is Cancelled else "ValueError: x")
+        assert status_of(store, run) == (status, "x" if error is Cancelled else "ValueError: x")
         ids.append(run.run_id)
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=store, resume=True) as run:
         ids.append(run.run_id)
-        assert status_of(store, run) == "running"
+        assert status_of(store, run) == ("running", None)
         with (
             pytest.raises(ConfigError, match="running already"),
             open_training(CONFIG, name="warm", progress=SilentProgress(), store=store),
@@ -43,8 +42,7 @@ def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) 
         open_training(CONFIG, name="warm", progress=SilentProgress(), store=store, resume=True),
     ):
         pass
-    assert status_of(store, run) == "done"
-    assert failure_of(store, run.run_id) is None
+    assert status_of(store, run) == ("done", None)
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=store) as another:
         assert another.run_id != run.run_id
 
@@ -52,6 +50,6 @@ def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) 
 def test_only_the_first_of_several_processes_stores_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=tmp_path / "s.db") as run:
-        run.keep({"steps": 1})
+        run.report = {"steps": 1}
     assert (run.folder, run.log) == (None, None)
     assert list(tmp_path.iterdir()) == []

@@ -35,10 +35,10 @@ def put_compile(
                     split=split, program_version=version, parameters={"temperature": 0.1}, score=grade,
                     verdicts=verdicts,
                 )  # fmt: skip
-    store.flush()
     report = compile_report(folder / "artifact", text, replaces)
+    store.put_state(run_id, {"report": report})
+    store.flush()
     for place, content in (
-        (folder / "runs" / run_id / "report.json", {"report": report}),
         (folder / "artifact" / "program.json", {"kind": "program", "state": {"answer": {"demos": demos(text)}}}),
         (folder / "artifact" / "manifest.json", {"shown": {"by_demo": [["a" * 64], []]}}),
     ):

@@ -1,6 +1,5 @@
 """A store with a judge: its question, labels of two raters, verdicts, a compile with its card, audit and replay."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +133,7 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
         config = {"judge": SOURCE, "labels": "store"}
         store.put_run(run_id, kind=kind, config=config, status="done", started_at=NOW + 86_400 * days)
         remember(store, question, SOURCE, run_id=run_id)
-        place = folder / "runs" / run_id / "report.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps({"report": report}))
+        store.put_state(run_id, {"report": report})
     for at, (entry, verdict) in enumerate(zip(entries, answers([None] * len(entries)).verdicts, strict=True)):  # type: ignore[list-item]
         store.put_rollout(
             Rollout(

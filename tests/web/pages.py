@@ -1,7 +1,6 @@
 """A client that opens the local page as a browser does, and stores with content."""
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -91,12 +90,10 @@ def posted(store: Store, path: str, headers: dict[str, str] | None = None, **fie
     return browse(store, visit)
 
 
-def put_report(folder: Path, report: dict[str, Any], *, run_id: str = "run-1", name: str = "report.json") -> Path:
-    """Writes what the folder of a run has of its result."""
-    place = folder / "runs" / run_id / name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps({"report": report}))
-    return place
+def put_report(store: Store, report: dict[str, Any], *, run_id: str = "run-1") -> None:
+    """Stores the report of a run."""
+    store.put_state(run_id, {"report": report})
+    store.flush()
 
 
 def links_in(text: str, prefix: str) -> list[str]:

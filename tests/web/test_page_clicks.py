@@ -72,7 +72,7 @@ def fill(store: Store, folder: Path) -> None:
     put_training(store, folder, status="done")
     put_before_and_after(store)
     store.put_run("study", kind="tune", config={"program": "p"}, status="done", started_at=NOW)
-    put_report(folder, TUNED, run_id="study")
+    put_report(store, TUNED, run_id="study")
     store.flush()
 
 

@@ -53,7 +53,7 @@ def test_a_compile_that_proves_nothing_says_so(store: Store, tmp_path: Path) -> 
     assert "That is not proof that it is better: the baseline is kept." in read(
         store, "/runs/run-1", where=tmp_path / "p"
     )
-    put_report(tmp_path, {**report, "winner": "baseline", "gate": None})
+    put_report(store, {**report, "winner": "baseline", "gate": None})
     assert "The program is unchanged" in read(store, "/runs/run-1", where=tmp_path / "p")
 
 
@@ -66,8 +66,9 @@ def test_a_comparison_names_the_candidates_of_a_compile(store: Store, tmp_path: 
 
 def test_a_running_compile_shows_its_candidates(store: Store, tmp_path: Path) -> None:
     report = put_compile(store, tmp_path)
+    put_report(store, {})
     folder = tmp_path / "runs" / "run-1"
-    (folder / "report.json").rename(folder / "search.json")
+    folder.mkdir(parents=True)
     (folder / "search.json").write_text(json.dumps({"candidates": report["candidates"]}))
     store.put_run("run-1", kind="compile", config={}, status="running", started_at=1.0)
     store.flush()

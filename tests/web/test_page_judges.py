@@ -1,6 +1,5 @@
 """The pages of judges: the list, the card in words, disagreements, audit, drift, and labels as they come in."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from assay.reports.judges import card_page
 from assay.rubrics import JudgeSpec
 from assay.traces import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.listing import finished_report
 
 
 def page(store: Store, tmp_path: Path, path: str) -> str:
@@ -59,9 +59,8 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
 
 def test_an_audit_of_another_judge_is_not_one_of_the_judge_of_the_card(store: Store, tmp_path: Path) -> None:
     key = put_judge(store, tmp_path)
-    place = tmp_path / "runs" / "judge-audit" / "report.json"
-    kept = json.loads(place.read_text())
-    put_report(tmp_path, {**kept["report"], "judge": "before it was compiled"}, run_id="judge-audit")
+    kept = finished_report(store, "judge-audit") or {}
+    put_report(store, {**kept, "judge": "before it was compiled"}, run_id="judge-audit")
     text = page(store, tmp_path, f"/judges/{key}")
     assert "Not audited yet" in text
     assert "attacks of its newest" not in text

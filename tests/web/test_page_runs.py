@@ -29,12 +29,11 @@ def test_an_empty_store_and_an_unknown_run_are_said(store: Store) -> None:
     assert (status, "no run&#39;s id starts with" in text) == (404, True)
 
 
-def test_a_failed_run_says_why_with_flags(store: Store, tmp_path: Path) -> None:
-    put_run(store, "broken", status="failed", kind="tune")
+def test_a_failed_run_says_why_with_flags(store: Store) -> None:
+    reason = "no <b>answer</b>. `max_calls=90`: lower `val_size`"
+    store.put_run("broken", kind="tune", config=CONFIG, status="failed", started_at=NOW, failure=reason)
     store.flush()
-    (tmp_path / "runs" / "broken").mkdir(parents=True)
-    (tmp_path / "runs" / "broken" / "failure.txt").write_text("no <b>answer</b>. `max_calls=90`: lower `val_size`")
-    text = read(store, "/runs/broken", where=tmp_path / "page.db")
+    text = read(store, "/runs/broken")
     assert "Failed: <bdi>no &lt;b&gt;answer&lt;/b&gt;. --max-calls 90: lower --val-size</bdi>" in text
 
 
@@ -121,7 +120,7 @@ def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
     store.flush()
     gate = {"mean": 0.125, "low": None, "high": None, "n": 12}
     report = judge_report(notes=["few <tasks>"], stopped="the cap of 9 calls", gate=gate)
-    put_report(tmp_path, report)
+    put_report(store, report)
     where = tmp_path / "page.db"
     text = read(store, "/runs/run-1", where=where)
     gained = "gate (12 items): +0.125, no interval (under 20 items)"

@@ -32,7 +32,7 @@ TRAINED: dict[str, Any] = {
 def page_of(store: Store, folder: Path, kind: str, report: dict[str, Any]) -> str:
     store.put_run("run-1", kind=kind, config={"program": "p"}, status="done", started_at=NOW)
     store.flush()
-    put_report(folder, report)
+    put_report(store, report)
     with Scans(store) as scans:
         text = read(store, "/runs/run-1", where=folder / "page.db")
     assert scans == []

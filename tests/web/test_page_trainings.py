@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
+from pages import NOW, Browser, Scans, browse, links_in, put_report, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
 from assay.commands.runs import stored_report
@@ -85,7 +85,7 @@ def fine_tuning(folder: Path, runs: list[str]) -> SFTReport:
 def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Path) -> None:
     put_sft(store, tmp_path, status="done")
     report = fine_tuning(tmp_path, ["a-1", "b-1"])
-    (tmp_path / "runs" / "warm" / "report.json").write_text(json.dumps({"report": report.to_dict()}, default=str))
+    put_report(store, report.to_dict(), run_id="warm")
     text = read(store, "/runs/warm", where=tmp_path / "page.db")
     assert '<a href="/compare?a=a-1&amp;b=b-1"><bdi>sums, greedy</bdi></a>' in text
     assert 'with their cost: <a href="/runs/a-1">a-1</a>, <a href="/runs/b-1">b-1</a>.' in text
@@ -98,7 +98,7 @@ def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Pa
 
 def test_a_finished_training_says_how_its_model_is_used(store: Store, tmp_path: Path) -> None:
     put_training(store, tmp_path, status="done")
-    (tmp_path / "runs" / "training" / "report.json").write_text('{"report": {"name": "embedded/m+better"}}')
+    put_report(store, {"name": "embedded/m+better"}, run_id="training")
     config = {"program": "p.py:P", "rubric": "r.yaml", "data": "d.csv", "algorithm": "grpo", "model": "embedded/m"}
     store.put_run("training", kind="train", config=config, status="done", started_at=NOW)
     store.flush()
@@ -177,8 +177,7 @@ def test_the_page_of_a_training_links_the_tasks_of_its_retention_tasks(store: St
     store.put_run("kept", kind="train", config={"program": "kept.py:Kept"}, status="done", started_at=NOW)
     put_before_and_after(store, run_id="kept", program="kept.py:Kept", at=24)
     validation = {"Kept": {"greedy": comparison(["kept"] * 2)}}
-    stored = json.dumps({"report": {"validation": validation}})
-    (tmp_path / "runs" / "training" / "report.json").write_text(stored)
+    put_report(store, {"validation": validation}, run_id="training")
     text = read(store, "/runs/training", where=tmp_path / "page.db")
     assert len(links_in(text, "/compare?a=training&amp;b=")) == 2
     assert "Kept, greedy" in text

@@ -222,13 +222,16 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
                 file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
                 corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
             called = job.models()
-        report = EvaluationReport(
-            result=job.priced(evaluation), tasks=len(tasks), program=config.program, evaluation=evaluation, split=split,
-            held_out=split in SEALED and not used, alarms=alarms, corrected=corrected, run_id=job.run_id,
-            stopped=stopped, notes=notes, **job.spent(called),
-        )  # fmt: skip
-        FinishedRun(job.folder, caps=config.caps, about={}).keep(report.to_dict())
-        return report
+
+            def report() -> EvaluationReport:
+                return EvaluationReport(
+                    result=job.priced(evaluation), tasks=len(tasks), program=config.program, evaluation=evaluation,
+                    split=split, held_out=split in SEALED and not used, alarms=alarms, corrected=corrected,
+                    run_id=job.run_id, stopped=stopped, notes=notes, **job.spent(called),
+                )  # fmt: skip
+
+            FinishedRun(job.store, job.run_id, caps=config.caps, about={}).keep(report().to_dict())
+        return report()
 
 
 def _tasks(job: "Job", config: Evaluate) -> "list[Task]":

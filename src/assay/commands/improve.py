@@ -6,7 +6,7 @@ Every part (preflight, step, side of a gate) is a run of the store under an id o
 resumes it or replays it.
 """
 
-import json
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -27,10 +27,9 @@ from assay.sources.artifact_files import is_artifact, read_manifest
 from assay.support.names import one_of, place_in
 from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Positive, Settings, function_of, options_of
-from assay.support.places import claim_folder, remove_folder, write_whole
+from assay.support.places import claim_folder, owner_of, remove_folder
 from assay.support.report import Table
-from assay.support.scrubbing import results
-from assay.support.values import check_format, json_text, json_value
+from assay.support.values import check_format, digest_of, json_value
 from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
 
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
     from assay.jobs.planning import Request
     from assay.models.meter import Usage
     from assay.optimizers.budget import ImprovePlan, Turn
+    from assay.traces import Store
 
 STEPS = ("prompts", "sft", "grpo")
-_STATE = "state.json"  # of an unfinished improvement, in its folder
-_FORMAT = 5  # of this state
+_FORMAT = 6  # of the state of an unfinished improvement
 # settings of a compile that a step is given apart, or that `sizes` has
 _APART = ("program", "state", "lm", "rubric", "data", "resume", "train_size", "val_size", "gate_size", "test_size")
 _OWN = ("program", "rubric", "data", "order", "rollouts", "sft", "grpo", "retention", "monitor")
@@ -186,10 +185,25 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
 
     @property
     def folder(self) -> Path:
-        """Where an unfinished improvement of this name is kept."""
+        """Where this machine has the programs and rows of an unfinished improvement of this name."""
         from assay.traces.store.location import home_of
 
         return place_in(home_of(self.store) / "improve", self.name)
+
+    @property
+    def state_key(self) -> str:
+        """Of the improvement of this name in the store: its lease, its state, and its report once it is done."""
+        return f"improve-{digest_of(self.folder.name)[:12]}"  # which checks the name
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the store has an unfinished improvement of this name."""
+        from assay.traces import Store, store_address
+
+        if not store_address(self.store).exists:
+            return False
+        with Store(self.store) as store:
+            return _is_state(store.states(self.state_key).get(self.state_key))
 
     def prepared(self) -> "Self":
         """The settings with names in place of objects, and the model of an artifact.
@@ -247,10 +261,8 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
         """
         from assay.optimizers.finetuning.run_folder import check_free
 
-        if (self.folder / _STATE).is_file():
-            raise ConfigError(
-                f"there is an unfinished improvement {self.name!r} in {self.folder}: add `resume`, or take another name"
-            )
+        if self.is_unfinished:
+            raise ConfigError(f"there is an unfinished improvement {self.name!r}: add `resume`, or take another name")
         for adapter in self.adapters:
             check_free(adapter)
 
@@ -279,7 +291,16 @@ class Improve(Trusting, Stepwise, Reported, InStore, NewArtifact, PromptJob):
         return Request(runs=plan.runs, notes=notes, steps=plan.rows(caps))
 
     def run(self) -> ImproveReport:
-        return _Improvement(self.prepared()).run()
+        from assay.jobs.opening import job_lease, opened_store
+        from assay.traces.store.location import home_of
+
+        settings = self.prepared()
+        with (
+            opened_store(self.store, self.reporter) as store,
+            job_lease(store.engine, store.id, home_of(self.store), self.state_key) as lease,
+        ):
+            store.belong_to(lease)
+            return _Improvement(settings, store).run()
 
 
 # -- Run
@@ -297,14 +318,22 @@ class _Side(PromptJob):
     kind = "evaluate"
 
 
+def _is_state(stored: Mapping[str, Any] | None) -> bool:
+    """Whether this is the state of an unfinished improvement, not the report of one that is done."""
+    return stored is not None and "opens_as" in stored
+
+
 class _Improvement:
-    """A running improvement. `report` has the best program and model so far."""
+    """A running improvement. `report` has the best program and model so far.
 
-    def __init__(self, settings: Improve) -> None:
-        from assay.traces.store.connection import id_of_store
+    Args:
+        opened: store that belongs to the lease of this improvement.
+    """
 
-        self.settings, self.progress, self.store = settings, settings.reporter, settings.store
-        self.folder, self.owner = settings.folder, f"improvement {settings.name}"  # by which the folder is its own
+    def __init__(self, settings: Improve, opened: "Store") -> None:
+        self.settings, self.progress, self.store, self.opened = settings, settings.reporter, settings.store, opened
+        # by which the folder is its own: another store may have an improvement of this name
+        self.folder, self.owner = settings.folder, f"improvement {settings.name} of {opened.id}"
         shared = [name for name in options_of(PromptJob) if name not in _APART]
         # the settings that the steps share, but for their defaults, with the caps of all of them
         self.options = {name: getattr(settings, name) for name in settings.changed(*shared)}
@@ -314,8 +343,7 @@ class _Improvement:
         job: dict[str, Any] = {name: getattr(settings, name) for name in _OWN}
         # without the caps, which may be raised on resume
         job["options"] = {name: value for name, value in self.options.items() if name not in options_of(Capped)}
-        # a folder may have the improvements of several stores
-        self.job = json_value({"format": _FORMAT, "store": id_of_store(self.store), **job}, placeholders=True)
+        self.job = json_value({"format": _FORMAT, **job}, placeholders=True)
         # the job that openings of the test are counted for; both sides of a comparison count once
         self.opens_as = f"improve-{settings.name}-{new_id()[:12]}"
         self.plan: ImprovePlan | None = None  # None before the preflight
@@ -333,6 +361,7 @@ class _Improvement:
             try:
                 self._check_start()
             except AssayError:  # then there is nothing to resume
+                self.opened.put_state(settings.state_key, {})
                 remove_folder(self.folder, self.owner)
                 raise
         for at, step in list(enumerate(settings.order))[len(self.report.steps) :]:
@@ -344,6 +373,7 @@ class _Improvement:
                 self._now(stopped=f"{title}, {step}: {cap}")
                 self.progress.say(f"end of the improvement: {self.report.stopped}; the best so far is reported")
                 break
+        self._check_lease()  # before the test is opened
         if self.best != self.start:
             self._test()
         self._finish(place)
@@ -362,18 +392,27 @@ class _Improvement:
         """Reads the state to resume from, or writes a new one. Returns the report of an improvement that has ended."""
         from assay.optimizers.finetuning.run_folder import remove_training
 
-        resume = self.settings.resume
-        begun = resume and (self.folder / _STATE).is_file()
-        if begun:
-            self._remember(json.loads((self.folder / _STATE).read_text(encoding="utf-8")))
+        resume, key, owner = self.settings.resume, self.settings.state_key, owner_of(self.folder)
+        if owner is not None and owner.startswith(f"improvement {self.settings.name} of ") and owner != self.owner:
+            raise ConfigError(
+                f"the improvement {self.settings.name!r} was begun on another store: name that one (`store`), or take "
+                "another name"
+            )
+        state = self.opened.states(key).get(key)
+        begun = resume and _is_state(state)
+        if begun and state is not None:
+            self._remember(state)
         if resume and (stored := self._ended(done=not begun).report(self.progress)) is not None:
             return ImproveReport.read(stored)
         if not begun:  # with `resume` too: there is nothing to resume
             self.settings.check_name()
             for adapter in self.settings.adapters:
                 remove_training(adapter)  # an abandoned one of an earlier improvement with the same name
+        if begun and state is not None:
+            self._check_files(state)
+        if not begun or not self.folder.exists():  # another machine has begun it
             claim_folder(self.folder, self.owner)
-            self._keep()
+        self._keep()
         return None
 
     def _remember(self, state: Mapping[str, Any]) -> None:
@@ -381,30 +420,57 @@ class _Improvement:
 
         title = f"the improvement {self.settings.name!r}"
         check_format(title, state["job"]["format"], _FORMAT, remake="take another name", error=ConfigError)
-        if state["job"]["store"] != self.job["store"]:
-            raise ConfigError(f"{title} was begun on another store: name that one (`store`), or take another name")
         if state["job"] != self.job:
             raise ConfigError(f"{title} was begun with other settings: resume with the same, or take another name")
         self.report, self.opens_as = ImproveReport.read(state["report"]), state["opens_as"]
         self.candidate = tuple(state["candidate"]) if state["candidate"] else None
         self.plan = ImprovePlan.of(state["plan"]) if state["plan"] else None
 
+    def _check_files(self, state: Mapping[str, Any]) -> None:
+        """Refuses to continue where programs and adapters of the steps so far are missing.
+
+        Raises:
+            ConfigError: they are on another machine.
+        """
+        versions = [self.best, *([self.candidate] if self.candidate else [])]
+        programs = [Path(program) for program, _ in versions if program != self.start[0]]
+        models = [f"{model}+" for _, model in versions]
+        adapters = [adapter_home() / name for name in self.settings.adapters if any(f"+{name}+" in m for m in models)]
+        places = [*(place for place in programs if place.is_absolute()), *adapters]
+        missing = [place for place in places if not place.exists()]
+        if missing:
+            raise ConfigError(
+                f"the improvement {self.settings.name!r} was run on {state['host']}, which has {missing[0]}: resume it "
+                "there, or take another name"
+            )
+
     def _keep(self) -> None:
+        """Stores the state.
+
+        Raises:
+            LostLease: another process has taken this improvement over.
+            StoreError: the store does not take it.
+        """
         state = {
             "job": self.job, "report": self.report.to_dict(), "opens_as": self.opens_as, "candidate": self.candidate,
-            "plan": asdict(self.plan) if self.plan is not None else None,
+            "plan": asdict(self.plan) if self.plan is not None else None, "host": socket.gethostname(),
         }  # fmt: skip
-        write_whole(self.folder / _STATE, json_text(results(state)))
+        self.opened.put_state(self.settings.state_key, state)
+        self.opened.flush()
+        self._check_lease()
+
+    def _check_lease(self) -> None:
+        """Raises `LostLease` if another process has taken this improvement over."""
+        with self.opened.changing():
+            pass
 
     def _ended(self, *, done: bool) -> "FinishedRun":
-        """The stored report: in the folder if a cap ended the improvement, else beside it, as the folder is removed."""
+        """The stored report: in place of the state, or beside it if a cap ended the improvement."""
         from assay.jobs.ending import FinishedRun
         from assay.models import Caps
 
-        if not done:
-            return FinishedRun(self.folder, caps=self.caps, about=self.job)
-        file = place_in(self.folder.parent, self.settings.name, ending=".json")
-        return FinishedRun(file.parent, caps=Caps(), about=self.job, file=file.name)
+        name, caps = (self.settings.state_key, Caps()) if done else (self._runs, self.caps)
+        return FinishedRun(self.opened, name, caps=caps, about=self.job)
 
     # -- parts and caps
 

@@ -208,13 +208,12 @@ class AuditJudge(Cached, JudgeJob):
             return report
 
     def _keep(self, report: Audit, run: "Run") -> None:
-        """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be
-        erased."""
+        """Stores the report. Outputs of labelled items stay in the rollouts alone."""
         from assay.jobs.ending import FinishedRun
 
         if self.labels:
             report = replace(report, attacks={name: {**entry, "wrong": []} for name, entry in report.attacks.items()})
-        FinishedRun(run.folder, caps=self.caps, about={}).keep(report.to_dict())
+        FinishedRun(run.store, run.run_id, caps=self.caps, about={}).keep(report.to_dict())
 
 
 def _biases(judge: "Judge", rated: "Sequence[Item]", profile: str, session: "Session") -> dict[str, Any]:
@@ -368,7 +367,7 @@ class ReplayAnchors(Preflight, JudgeJob):
                 return self._frozen(judge, session, run, path)
             preflight_items(judge, items_of(frozen), session, self)
             report = Replay(**replay(judge, frozen, session), **spent_by(run))
-            FinishedRun(run.folder, caps=self.caps, about={}).keep(report.to_dict())
+            FinishedRun(run.store, run.run_id, caps=self.caps, about={}).keep(report.to_dict())
             return report
 
     def _path(self) -> Path:

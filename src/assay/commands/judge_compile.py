@@ -254,7 +254,7 @@ class CompileJudge(
                 splits, rows, keys = _split(items, built, config, known_splits(run.store))
             parts = [program_version(built, None), asdict(built.spec)]
             about = {"judge": parts, "ratings": splits.ratings(), "parents": parents}
-            finished = FinishedRun(run.folder, caps=config.caps, about=about)
+            finished = FinishedRun(run.store, run.run_id, caps=config.caps, about=about)
             if run.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 run.ended, run.status = True, "done" if stored["stopped"] is None else "stopped"
                 return _as_stored(built, stored)
@@ -387,8 +387,9 @@ def _as_stored(judge: "Judge", stored: Mapping[str, Any]) -> JudgeReport:
     from assay.optimizers.judges import JudgeOutcome
     from assay.sources.artifact_files import is_artifact
 
-    has_unproven = stored["unproven"] and is_artifact(stored["unproven"])
-    compiled = load_judge(stored["unproven" if has_unproven else "artifact"], own_model=False)
+    artifacts = [place for place in (stored["unproven"], stored["artifact"]) if place and is_artifact(place)]
+    # without one, those of another machine: a note says so
+    compiled = load_judge(artifacts[0], own_model=False) if artifacts else judge
     assert isinstance(compiled, Judge)
     outcome = JudgeOutcome(
         judge, compiled, stored["objective"], stored["winner"], stored["candidates"], gate=stored["gate"],

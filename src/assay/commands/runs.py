@@ -127,7 +127,7 @@ class ShowRun(InExistingStore):
 
         with self.opened() as store:
             run = stored_run(store, self.run_id)
-        result = result_of(self.store, run)
+            result = result_of(store, run)
         return RunReport(
             **{**run, "rollouts": tuple(run["rollouts"])}, result=result, report=stored_report(run, result or {})
         )

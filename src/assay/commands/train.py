@@ -171,7 +171,7 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
                     {**measured, "seed": self.seed, "progress": progress, "preflight": True},
                     on_open=lambda opened: report.test_openings.update({str(self.program): dict(opened)}),
                 )  # fmt: skip
-            run.keep(report.to_dict())
+            run.report = report.to_dict()
         return report
 
 

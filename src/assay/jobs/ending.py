@@ -3,20 +3,20 @@
 Calls in flight are waited for, so that their answers are stored and priced; then the rollouts that are still open end
 as stopped. A second Ctrl-C ends at once.
 
-The report of a run that has ended is stored in its folder, and `--resume` returns it without calling a model. Without
-it an ended run would be replayed. A replay may call a model again, for a call that had failed or in a program that is
-not deterministic, and would then exceed its cap. Runs that were killed, or whose model failed, have no stored report:
-they are resumed.
+The report of a run that has ended is in the store, and `--resume` returns it on any machine without calling a model.
+Without it an ended run would be replayed. A replay may call a model again, for a call that had failed or in a program
+that is not deterministic, and would then exceed its cap. Runs that were killed, or whose model failed, have no stored
+report: they are resumed.
 """
 
 import asyncio
-import json
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,12 @@ from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import NO_PRICE
 from assay.sources.artifact_files import is_artifact
 from assay.support.numbers import counted
-from assay.support.places import write_whole
-from assay.support.report import FULL_DISK, count_refused
-from assay.support.scrubbing import error_text, message, results
-from assay.support.values import digest_of, json_text
+from assay.support.report import FULL_DISK
+from assay.support.scrubbing import error_text, message
+from assay.support.values import digest_of
 from assay.traces import Recorder, Store
 from assay.traces.store.leases import TAKEN_OVER
-from assay.traces.store.listing import FAILURE
+from assay.traces.store.location import home_of
 
 _QUIET_S = 1.0  # of waiting, before the user is told
 _LAST_STEPS_S = 0.5  # for rollouts whose last call was answered
@@ -141,61 +140,58 @@ def ended_in_order(
             recorder.stop(f"stopped before it ended: {reason}", unanswered=meter.in_flight)
 
 
-_FORMAT = 1
-_FILE = "report.json"
+_FORMAT = 2
 _LONGEST = 4_000  # characters of an error
 
 
-def keep_failure(folder: Path, error: BaseException | None) -> str:
-    """Writes to a run's folder why the run ended, for its page; None removes it, as a resumed run may end well.
-
-    Returns:
-        The status of the run: stopped by the user or a cap, failed, or running.
-    """
-    file = folder / FAILURE
-    if error is None:
-        file.unlink(missing_ok=True)
-        return "running"
+def status_and_reason(error: BaseException) -> tuple[str, str | None]:
+    """The status of a run that ended with an error: stopped by the user or a cap, or failed; and why."""
     text = message(unspoken(error)) if isinstance(error, AssayError) else error_text(error)
-    if text := text.strip():
-        with suppress(OSError, AssayError):  # the disk may be full, and the run ends with this error anyway
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text[:_LONGEST])
-    return "stopped" if isinstance(error, StopRun | KeyboardInterrupt) else "failed"
+    status = "stopped" if isinstance(error, StopRun | KeyboardInterrupt) else "failed"
+    return status, text.strip()[:_LONGEST] or None
 
 
 class FinishedRun:
     """The stored report of a run.
 
     Args:
-        folder: folder of the run.
+        store: of the run.
+        run: its id.
         caps: caps of this attempt. If one is higher than when the run ended, the run continues.
         about: everything else that the report depends on. If it has changed, the stored report is not used.
-        file: name of its file.
     """
 
-    def __init__(self, folder: Path, *, caps: Caps, about: Mapping[str, Any], file: str = _FILE) -> None:
-        self.path, self.caps = folder / file, asdict(caps)
+    def __init__(self, store: Store, run: str, *, caps: Caps, about: Mapping[str, Any]) -> None:
+        self.store, self.run, self.caps = store, run, asdict(caps)
         self.about = digest_of(dict(about))
 
     def report(self, progress: Progress, *, out: str | Path | None = None) -> dict[str, Any] | None:
         """The report, ready for JSON; None if the run has not ended or can continue.
 
+        An artifact that was removed is made again by a replay. One of another machine is only named in a note.
+
         Args:
             out: folder to copy the artifact to.
         """
-        if not self.path.is_file():
-            return None
-        content = json.loads(self.path.read_text(encoding="utf-8"))
+        self.store.flush()
+        content = self.store.states(self.run).get(self.run, {})
         if content.get("format") != _FORMAT or content["about"] != self.about or self._raised(content["caps"]):
             return None
         report: dict[str, Any] = content["report"]
         if FULL_DISK in (report["stopped"] or ""):  # not a cap: it continues as soon as there is space
             return None
         if "artifact" in report:
-            if not is_artifact(report["artifact"]):
+            if is_artifact(report["artifact"]):
+                report["artifact"] = str(_copied(Path(report["artifact"]), out))
+            elif content["place"] == self._place:
                 return None
-            report["artifact"] = str(_copied(Path(report["artifact"]), out))
+            else:
+                note = (
+                    f"the artifact is on {content['place'][0]}, where this run ended, in {report['artifact']}: copy "
+                    "that folder to use it here"
+                )
+                report["notes"].append(note)
+                progress.say(f"note: {note}")
         if report["stopped"] is None:
             progress.say("this run has finished: its report is given again, and nothing is run")
         else:
@@ -206,13 +202,14 @@ class FinishedRun:
         return report
 
     def keep(self, report: Mapping[str, Any]) -> None:
-        """Writes the report of a run that is done, or that was stopped by a cap."""
-        content = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, json_text(content))
-        except (OSError, AssayError):  # the report itself must not be lost: it is returned all the same
-            count_refused(full_disks=1)
+        """Stores the report of a run that is done, or that was stopped by a cap."""
+        content = {"format": _FORMAT, "about": self.about, "caps": self.caps, "place": self._place}
+        self.store.put_state(self.run, {**content, "report": dict(report)})
+
+    @property
+    def _place(self) -> list[str]:
+        """Host and folder of the artifacts of this machine."""
+        return [socket.gethostname(), str(home_of(self.store.url).absolute())]
 
     def _raised(self, before: Mapping[str, float | None]) -> bool:
         caps = self.caps

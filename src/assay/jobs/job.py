@@ -165,7 +165,7 @@ class Job:
         }  # fmt: skip
         if self.splits.curriculum is not None:
             about["curriculum"] = self.splits.curriculum.sha256
-        return FinishedRun(self.folder, caps=self.config.caps, about=about)
+        return FinishedRun(self.store, self.run_id, caps=self.config.caps, about=about)
 
     def tasks_of_artifact(self) -> dict[str, list[str]]:
         """Keys of the tasks the artifact was made with, by split; empty without an artifact."""

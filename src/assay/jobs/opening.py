@@ -20,7 +20,7 @@ from assay.deployment.artifact import check_place
 from assay.errors import ConfigError, ProgramFailed, StoreError
 from assay.evaluation import Progress
 from assay.evaluation.failures import Deaths
-from assay.jobs.ending import ended_in_order, keep_failure
+from assay.jobs.ending import ended_in_order, status_and_reason
 from assay.jobs.groups import KeyedJob
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.limits import OverTime, limited, within_limit
@@ -161,7 +161,7 @@ def open_run(
         opened.belong_to(lease)
         if config.stored_salt is not None:
             claim_salt(opened, config.stored_salt)
-        started, status, ended = time.time(), "failed", False
+        started, began, status, failure, ended = time.time(), opened.clock.now(), "failed", None, False
         run_id, resumed = new_run_id(
             opened, config.key, kind=config.kind, started_at=started, resume=resume, cache=config.cache
         )
@@ -195,7 +195,6 @@ def open_run(
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
-            keep_failure(folder, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
             run = Run(
                 run_id, folder, opened, recorder, meter, model,
@@ -208,9 +207,9 @@ def open_run(
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:
-                drop_cut_off(opened, run_id, started)
+                drop_cut_off(opened, run_id, began)
         except BaseException as error:
-            status = keep_failure(folder, error)
+            status, failure = status_and_reason(error)
             raise
         finally:
             if not opened.full:
@@ -218,16 +217,17 @@ def open_run(
             opened.use_room(whole=True)
             ledger.close()
             if opened.full:  # before the rows that wait take the space
-                end_on_full_disk(opened, run_id, status, recorder.unrecorded)
+                end_on_full_disk(opened, run_id, status, recorder.unrecorded, failure)
             missed = before if ended else recorder.unrecorded
             if ended and earlier["ended_at"] is not None:  # else it was killed after it had written its report
                 _put_back(opened, earlier)
             else:
                 opened.put_run(
-                    run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
-                )
+                    run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed,
+                    failure=failure,
+                )  # fmt: skip
             if opened.full:  # again once it is closed: its last rows may have fitted, or not
-                after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded))
+                after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded, failure))
             else:
                 opened.written(_LAST_ROWS_S)  # while the lease is held: later they would be those of a lost job
 
@@ -371,10 +371,11 @@ def new_run_id(store: Store, key: str, *, kind: str, started_at: float, resume: 
     if (pin := _pin.get()) is not None:
         run_id = f"{pin}-{key}"
         return run_id, not store.reserve_run(run_id, kind=kind, started_at=started_at)
-    earlier = {int(run_id.rpartition("-")[2]): (run_id, status) for run_id, status in store.runs(key)}
+    earlier = store.runs(key)
     if not resume or not earlier:  # without an earlier run there is nothing to resume
-        return _reserved(store, key, max(earlier, default=0) + 1, kind=kind, started_at=started_at), False
-    run_id, status = earlier[max(earlier)]
+        number = int(earlier[-1][0].rpartition("-")[2]) + 1 if earlier else 1
+        return _reserved(store, key, number, kind=kind, started_at=started_at), False
+    run_id, status = earlier[-1]
     if status != "done" or cache:
         return run_id, True
     raise ConfigError(

@@ -24,7 +24,7 @@ from assay.evaluation import Progress, SilentProgress
 from assay.jobs.arguments import program_settings
 from assay.jobs.checks import independent, unused_settings
 from assay.jobs.curricula import scheduled
-from assay.jobs.ending import FinishedRun, cancelled_by_signals, keep_failure
+from assay.jobs.ending import FinishedRun, cancelled_by_signals, status_and_reason
 from assay.jobs.groups import ProgramJob
 from assay.jobs.job import Job, open_job
 from assay.jobs.members import lead
@@ -62,18 +62,15 @@ from assay.traces.store.sealing import Openings
 from assay.traces.store.shares import CapShare
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TrainingRun:
-    """An open run. Of processes that train together only the first has a folder and a log."""
+    """An open run, with the report that is stored at its end. Of processes that train together only the first has a
+    folder and a log."""
 
     run_id: str
     folder: Path | None
     log: TrainingLog | None
-
-    def keep(self, report: Mapping[str, Any]) -> None:
-        """Writes the report to the run's folder."""
-        if self.folder is not None:
-            FinishedRun(self.folder, caps=Caps(), about={}).keep(report)
+    report: Mapping[str, Any] | None = None
 
 
 @contextmanager
@@ -96,21 +93,23 @@ def open_training(
         return
     stored = {**config, "adapter_name": name}
     key = hashlib.sha256(json_text(stored, sort_keys=True).encode()).hexdigest()[:12]
-    home, started, status = home_of(store), time.time(), "failed"
+    home, started, status, failure = home_of(store), time.time(), "failed", None
     with _leased(store, home, key):
         run_id = _begun(key, stored, started, store, progress, resume=resume)
         folder = run_folder(store, run_id)
-        keep_failure(folder, None)
+        run = TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder))
         try:
             with cancelled_by_signals(Meter()):
-                yield TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder))
+                yield run
             status = "done"
         except (Exception, KeyboardInterrupt, StopRun) as error:
-            status = keep_failure(folder, error)
+            status, failure = status_and_reason(error)
             raise
         finally:
             with opened_store(store, progress) as opened:
-                opened.put_run(run_id, kind="train", config=stored, status=status, started_at=started)
+                if run.report is not None:
+                    FinishedRun(opened, run_id, caps=Caps(), about={}).keep(run.report)
+                opened.put_run(run_id, kind="train", config=stored, status=status, started_at=started, failure=failure)
 
 
 @contextmanager
@@ -277,10 +276,11 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
         report = train_policy(
             rollouts, config.name, settings, retained=retained, resume=config.resume, progress=progress
         )
-    report.notes[:0] = unused
-    if report.report is not None:
-        report.write_own_page()
-    return _stored(report, job, config)
+        report.notes[:0] = unused
+        if report.report is not None:
+            report.write_own_page()
+        _store(report, job, config)
+    return report
 
 
 def train_on_export(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
@@ -301,7 +301,7 @@ def train_on_export(command: RLSettings, *, store: str | Path | None, progress: 
     with open_training(config, name=command.name, progress=progress, store=store, resume=command.resume) as run:
         source.log = run.log
         report = train_policy(source, command.name, settings, resume=command.resume, progress=progress)
-        run.keep(report.to_dict())
+        run.report = report.to_dict()
     return report
 
 
@@ -310,11 +310,10 @@ def _log(job: Job) -> TrainingLog | None:
     return None if rank() else TrainingLog(job.folder)
 
 
-def _stored(report: PolicyReport, job: Job, config: RLSettings) -> PolicyReport:
-    """Writes the report to the run's folder, without samples: these stay in the store, where they can be erased."""
+def _store(report: PolicyReport, job: Job, config: RLSettings) -> None:
+    """Stores the report, without samples: these are rollouts."""
     if not rank():
-        FinishedRun(job.folder, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})
-    return report
+        FinishedRun(job.store, job.run_id, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})
 
 
 def _of_this_process(progress: Progress) -> Progress:

@@ -111,7 +111,7 @@ def check_claimable(folder: Path, job: str) -> None:
     """Raises `ConfigError` if a folder holds anything that this job has not made."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ConfigError(f"{folder} exists and is not a folder: remove it, or take another name")
-    if folder.is_dir() and any(folder.iterdir()) and _owner(folder) != job:
+    if folder.is_dir() and any(folder.iterdir()) and owner_of(folder) != job:
         raise ConfigError(
             f"{folder} holds files that this job has not made, and nothing of it is removed: move it, or take another "
             "name"
@@ -132,11 +132,11 @@ def claim_folder(folder: Path, job: str) -> None:
 
 def remove_folder(folder: Path, job: str) -> None:
     """Removes a folder of a job with what is in it. Does nothing if the folder is not the job's, or missing."""
-    if _owner(folder) == job:
+    if owner_of(folder) == job:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _owner(folder: Path) -> str | None:
+def owner_of(folder: Path) -> str | None:
     """The job in the nearest marker at or above a folder; None without one, or behind a symbolic link."""
     if ".." in folder.parts:
         return None

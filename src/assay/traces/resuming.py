@@ -37,17 +37,19 @@ def close_running(store: Store, key: str) -> list[str]:
 def _close(store: Store, key: str) -> list[str]:
     r = schema.rollouts
     abandoned = (r.c.run_id >= key, r.c.run_id < key + "\U0010ffff", r.c.status == "running")
-    values = {"status": "error", "error": _REASON, "failure": FailureKind.CAP.value, "ended_at": time.time()}
+    values = {"status": "error", "error": _REASON, "failure": FailureKind.CAP.value, "ended_at": store.clock.now()}
     with store.changing() as connection:
         tasks = connection.execute(sa.select(r.c.task_id).where(*abandoned)).scalars().all()
         connection.execute(sa.update(r).where(*abandoned).values(**values))
     return sorted({task for task in tasks if task})
 
 
-def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded) -> None:
+def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded, failure: str | None) -> None:
     """Write that a run and its rollouts have ended, in small changes of rows that are there, if the disk allows it."""
     lost = unrecorded.lost
-    values = {"status": status, "ended_at": time.time(), "unseen": unrecorded.seen - lost, "lost": lost}
+    values = {
+        "status": status, "failure": failure, "ended_at": time.time(), "unseen": unrecorded.seen - lost, "lost": lost,
+    }  # fmt: skip
     with suppress(sa.exc.SQLAlchemyError, StoreError), store.changing() as connection:
         connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
     with suppress(sa.exc.SQLAlchemyError, StoreError):
@@ -60,7 +62,7 @@ def drop_cut_off(store: Store, run_id: str, before: float) -> int:
     Call it only after the run has completed: by then, all rollouts that it needs were overwritten and started later.
 
     Args:
-        before: Start time in epoch seconds before which interrupted rollouts are deleted.
+        before: Start time by the clock of the store, before which interrupted rollouts are deleted.
     Returns:
         Number of deleted rollouts.
     """

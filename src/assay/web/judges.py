@@ -62,14 +62,10 @@ class _Judge:
         return card
 
 
-def judges_view(store: Store, *, where: str | Path | None) -> View:
-    """The judges that the store knows, those with the most labels first.
-
-    Args:
-        where: the store's location, next to which the folders of runs are.
-    """
+def judges_view(store: Store) -> View:
+    """The judges that the store knows, those with the most labels first."""
     counts = _label_counts(store)
-    judges = sorted(_judges(store, where), key=lambda judge: -counts.get(judge.question.key, (0, 0))[0])
+    judges = sorted(_judges(store), key=lambda judge: -counts.get(judge.question.key, (0, 0))[0])
     rows = [_row(judge, counts.get(judge.question.key, (0, 0))) for judge in judges]
     return View(
         template="judges.html",
@@ -104,7 +100,7 @@ def _label_counts(store: Store) -> dict[str, tuple[int, int]]:
     return {key: (labels, raters) for key, labels, raters in rows}
 
 
-def _judges(store: Store, where: str | Path | None, only: str = "") -> list[_Judge]:
+def _judges(store: Store, only: str = "") -> list[_Judge]:
     """The questions of the store with their runs and reports.
 
     Args:
@@ -119,19 +115,19 @@ def _judges(store: Store, where: str | Path | None, only: str = "") -> list[_Jud
             if key is not None:
                 judges[key].runs.setdefault(kind, []).append(run)
     for judge in judges.values():
-        _read_reports(judge, where)
+        _read_reports(judge, store)
     return list(judges.values())
 
 
-def _read_reports(judge: _Judge, where: str | Path | None) -> None:
+def _read_reports(judge: _Judge, store: Store) -> None:
     for run in judge.runs.get("judge compile", ()):
-        report = finished_report(where, run["id"])
+        report = finished_report(store, run["id"])
         if report and report.get("card"):
             judge.compiled, judge.compiled_run = report, run
             break
     for kind, reports, needed in (("judge audit", judge.audits, "attacks"), ("judge drift", judge.drifts, "cusum")):
         for run in judge.runs.get(kind, ())[:_PAST]:
-            report = finished_report(where, run["id"])
+            report = finished_report(store, run["id"])
             if report and needed in report:
                 reports.append((run, report))
     if judge.card:
@@ -159,14 +155,14 @@ def found_question(store: Store, key: str) -> Question:
     return question
 
 
-def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: str | None) -> View:
+def judge_view(store: Store, key: str, *, store_flag: str | None) -> View:
     """One judge: whether it can be trusted, where it disagrees with raters, its audits and drift.
 
     Raises:
         StoreError: there is no such judge.
     """
     found_question(store, key)
-    (judge,) = _judges(store, where, only=key)
+    (judge,) = _judges(store, only=key)
     question, rows = judge.question, label_rows(store, judge.question)
     labelled = items_of(rows, question)
     sealed = _sealed_items(judge)

@@ -249,7 +249,7 @@ class OtherSide:
 
 
 def other_sides(
-    store: Store, rollout: Rollout, query: Mapping[str, str], filters: Mapping[str, str], *, where: str | Path | None
+    store: Store, rollout: Rollout, query: Mapping[str, str], filters: Mapping[str, str]
 ) -> list[OtherSide]:
     """Rollouts of the task of a rollout, at most `_MOST_SIDES`: first that of the comparison from which it was
     opened, then
@@ -259,7 +259,6 @@ def other_sides(
     Args:
         query: of the address; `other` is the id of the rollout on the other side of a comparison.
         filters: of the list of rollouts, which the addresses keep.
-        where: the store's location, next to which the report of the run is, with the names of candidates.
     """
     if not rollout.task_id or rollout.source in NOT_AGENTS:
         return []
@@ -269,7 +268,7 @@ def other_sides(
     )  # fmt: skip
     own = next((one for one in evaluations if rollout.id in _rollouts(one)), None)
     if own is not None and len(evaluations) > 1:
-        labels = evaluation_labels(evaluations, finished_report(where, rollout.run_id) or {})
+        labels = evaluation_labels(evaluations, finished_report(store, rollout.run_id) or {})
         others = [one for one in evaluations if one is not own]
         # of a training the other side is sampled in the same way
         for one in sorted(others, key=lambda other: not (is_training(own, other) or is_training(other, own))):
@@ -430,11 +429,11 @@ def rollout_view(
             "advantages": _advantages(rollout, where),
             "judge_calls": judge_calls(store, rollout),
             "judged": judged_rollout(store, rollout),
-            "other_sides": other_sides(store, rollout, query, values, where=where),
+            "other_sides": other_sides(store, rollout, query, values),
             **_around(store, rollout, values, filters),
             **rating_values(rollout),
             **dataset_values(store, rollout, where),
-            "commands": list(_commands(store, rollout, where, store_flag)),
+            "commands": list(_commands(store, rollout, store_flag)),
         },
         part="rollout_part.html",
         every_s=RUNNING_S if rollout.status == "running" else 0,
@@ -481,11 +480,9 @@ def _run_link(store: Store, rollout: Rollout) -> str:
     return link("runs", rollout.run_id) if known else link("rollouts", run=rollout.run_id)
 
 
-def _commands(
-    store: Store, rollout: Rollout, where: str | Path | None, store_flag: str | None
-) -> Iterator[tuple[str, str]]:
+def _commands(store: Store, rollout: Rollout, store_flag: str | None) -> Iterator[tuple[str, str]]:
     if rollout.source == "program":
-        words, program, endpoint = _repeated(store, rollout, where)
+        words, program, endpoint = _repeated(store, rollout)
         again = rollout_command(program, rollout.inputs, rollout.model, store=store_flag, **endpoint)
         if again is not None:
             yield words, again
@@ -495,13 +492,13 @@ def _commands(
         yield "Rate it in a terminal", f"assay traces rate {rollout.id} 0.8{store_option}"
 
 
-def _repeated(store: Store, rollout: Rollout, where: str | Path | None) -> tuple[str, str, dict[str, str]]:
+def _repeated(store: Store, rollout: Rollout) -> tuple[str, str, dict[str, str]]:
     """Which program repeats a rollout: words that say so, its name, and the address and key of its model."""
     config = _config(store, rollout.run_id)
     is_own = config.get("model") in (None, rollout.model)
     endpoint = {name: config[name] for name in ("api_base", "api_key_env") if is_own and config.get(name)}
     words, given = "Run the program on this task again", config.get("program")
-    report = {} if config.get("kind") != "compile" else finished_report(where, rollout.run_id) or {}
+    report = {} if config.get("kind") != "compile" else finished_report(store, rollout.run_id) or {}
     versions = {one.get("name"): one.get("version") for one in report.get("candidates") or ()}
     if report.get("artifact") and rollout.program_version == versions.get(report.get("winner")):
         return "Run the compiled program on this task again", str(report["artifact"]), endpoint

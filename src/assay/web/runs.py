@@ -31,6 +31,7 @@ from assay.traces.store.listing import (
     failure_of,
     find_run,
     finished_report,
+    finished_reports,
     list_runs,
     phases_of,
     run_folder,
@@ -148,12 +149,8 @@ _DRAWN = ("compile", "evaluate", "train", "tune")  # have charts and tables of t
 STATUSES = ("running", "done", "stopped", "failed")
 
 
-def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | None) -> View:
-    """Runs, newest first.
-
-    Args:
-        where: the store's location, next to which the folders of runs are.
-    """
+def runs_page(store: Store, query: Mapping[str, str]) -> View:
+    """Runs, newest first."""
     values, before = filled_in(query, RUN_FIELDS), cursor_of(query, "before")
     runs = list_runs(
         store,
@@ -173,7 +170,7 @@ def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | Non
         template="runs.html",
         title="Runs",
         values={
-            "runs": _with_scores(store, listed, where), "older": older, "filters": values,
+            "runs": _with_scores(store, listed), "older": older, "filters": values,
             "statuses": STATUSES, "is_first": before is None,
             "newest": link("runs", **values),
         },
@@ -182,13 +179,14 @@ def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | Non
     )  # fmt: skip
 
 
-def _with_scores(store: Store, runs: list[dict[str, Any]], where: str | Path | None) -> list[dict[str, Any]]:
+def _with_scores(store: Store, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs with their scores: of `evaluate` from its rollouts, if they are few, of others from their report."""
     evaluations = [run["id"] for run in runs if run["kind"] == "evaluate"]
+    reports = finished_reports(store, *(run["id"] for run in runs if run["kind"] != "evaluate"))
     means = mean_scores(store, sorted(small_runs(store, evaluations, most=SCORED)), phase="evaluate")
     return [
         {**run, "scores": RunScores(after=means.get(run["id"]))} if run["kind"] == "evaluate"
-        else {**run, "scores": run_scores(finished_report(where, run["id"]) or {})}
+        else {**run, "scores": run_scores(reports.get(run["id"], {}))}
         for run in runs
     ]  # fmt: skip
 
@@ -208,7 +206,7 @@ def run_page(
     counts = asked or rollouts_of_run(store, run["id"], most=COUNTED) <= COUNTED
     is_evaluation = run["kind"] == "evaluate"
     scored = is_evaluation and rollouts_of_run(store, run["id"]) <= (WINDOW if asked else SCORED)
-    report = finished_report(where, run["id"]) or {}
+    report = finished_report(store, run["id"]) or {}
     compiled = None
     if run["kind"] == "compile" and counts:
         better_first = query.get("order") == "better"
@@ -217,7 +215,7 @@ def run_page(
             better_first=better_first,
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
-    running, stopped = run["status"] == "running", report.get("stopped") or _failure(run, where) or ""
+    running, stopped = run["status"] == "running", report.get("stopped") or _failure(store, run) or ""
     trained = training_of(store, run, report, run_folder(where, run["id"]))
     judges = judges_of(store, run)
     lines = [] if run["kind"] in _DRAWN else list(_lines(run, report))
@@ -357,8 +355,8 @@ def _comparisons(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]
     ]
 
 
-def _failure(run: Mapping[str, Any], where: str | Path | None) -> str | None:
-    return failure_of(where, run["id"]) if run["status"] in ("failed", "stopped") else None
+def _failure(store: Store, run: Mapping[str, Any]) -> str | None:
+    return failure_of(store, run["id"]) if run["status"] in ("failed", "stopped") else None
 
 
 def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -372,15 +370,11 @@ _OFFERED = 100  # newest runs that the form offers
 _DECIDING = ("gate", "evaluate", "test")  # phases whose evaluations a report shows, the most important last
 
 
-def compare_view(store: Store, query: Mapping[str, str], *, where: str | Path | None = None) -> View:
-    """Two evaluations by task: the paired difference, and each task that both have, the worst change first.
-
-    Args:
-        where: the store's location, next to which the folders of runs are.
-    """
+def compare_view(store: Store, query: Mapping[str, str]) -> View:
+    """Two evaluations by task: the paired difference, and each task that both have, the worst change first."""
     values = filled_in(query, _FIELDS)
     runs = [find_run(store, values[name]) if name in values else None for name in ("a", "b")]
-    sides = [_side(store, run, values.get(f"of_{name}"), where) for run, name in zip(runs, "ab", strict=True)]
+    sides = [_side(store, run, values.get(f"of_{name}")) for run, name in zip(runs, "ab", strict=True)]
     content: dict[str, Any] = {
         "filters": values, "offered": list_runs(store, limit=_OFFERED), "sides": sides, "order": "", "compared": None,
     }  # fmt: skip
@@ -395,9 +389,7 @@ def compare_view(store: Store, query: Mapping[str, str], *, where: str | Path | 
     return View(template="compare.html", title="Compare", values=content)
 
 
-def _side(
-    store: Store, run: dict[str, Any] | None, name: str | None, where: str | Path | None
-) -> dict[str, Any] | None:
+def _side(store: Store, run: dict[str, Any] | None, name: str | None) -> dict[str, Any] | None:
     """A run with its evaluations, as the form and the comparison need them.
 
     Args:
@@ -408,7 +400,7 @@ def _side(
     evaluations = {evaluated.name: evaluated for evaluated in evaluations_of(store, run["id"])}
     if not evaluations:
         raise ConfigError(f"the run {run['id']} has no rollouts of tasks: there is nothing to compare")
-    report = finished_report(where, run["id"]) or {}
+    report = finished_report(store, run["id"]) or {}
     labels = evaluation_labels(list(evaluations.values()), report)
     model, adapters = str(run["model"] or ""), list[str]()
     if model.startswith("embedded/"):  # other names may have a plus of their own

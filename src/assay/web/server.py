@@ -303,7 +303,7 @@ class LocalPage:
         return web.Response(status=303, headers={"Location": "/runs"})
 
     async def _runs(self, request: web.Request) -> web.Response:
-        return self._answer(request, await self._query(runs.runs_page, request.query, where=self._where))
+        return self._answer(request, await self._query(runs.runs_page, request.query))
 
     async def _run(self, request: web.Request) -> web.Response:
         view = await self._query(
@@ -315,7 +315,7 @@ class LocalPage:
         return self._plain(request, await self._query(self._report_of, request.match_info["run"]))
 
     def _report_of(self, store: Store, run_id: str) -> str:
-        report = finished_report(self._where, find_run(store, run_id)["id"])
+        report = finished_report(store, find_run(store, run_id)["id"])
         if report is None:
             raise StoreError(f"the run {run_id[:80]!r} has no report")
         return pretty(report)
@@ -341,18 +341,18 @@ class LocalPage:
         return self._plain(request, text)
 
     async def _compare(self, request: web.Request) -> web.Response:
-        return self._answer(request, await self._query(runs.compare_view, request.query, where=self._where))
+        return self._answer(request, await self._query(runs.compare_view, request.query))
 
     async def _judges(self, request: web.Request) -> web.Response:
         from assay.web.judges import judges_view  # numpy is loaded with the first of these pages
 
-        return self._answer(request, await self._query(judges_view, where=self._where))
+        return self._answer(request, await self._query(judges_view))
 
     async def _judge(self, request: web.Request) -> web.Response:
         from assay.web.judges import judge_view
 
         key = request.match_info["judge"]
-        view = await self._query(judge_view, key, where=self._where, store_flag=self._store_flag)
+        view = await self._query(judge_view, key, store_flag=self._store_flag)
         return self._answer(request, view)
 
     async def _label(self, request: web.Request) -> web.Response:

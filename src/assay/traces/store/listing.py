@@ -18,7 +18,6 @@ from assay.traces.store.location import home_of
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.store import PAID, UNPRICED, StoreReads
 
-FAILURE = "failure.txt"  # in the folder of a run that did not end well: why
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 
 
@@ -177,25 +176,29 @@ def run_folder(where: str | Path | None, run_id: str) -> Path:
     return place_in(home_of(where) / "runs", name, "run_id")
 
 
-def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:
-    """The report in a run's folder next to the store; None if the run is in progress or its command writes none."""
-    path = run_folder(where, run_id) / "report.json"
-    content = _json_object(path.read_bytes()) if path.is_file() else {}
-    return content.get("report")
+def finished_reports(store: StoreReads, *run_ids: str) -> dict[str, dict[str, Any]]:
+    """The reports of runs; without those that are in progress or whose command writes none."""
+    return {run: state["report"] for run, state in store.states(*run_ids).items()}
 
 
-def result_of(where: str | Path | None, run: Mapping[str, Any]) -> dict[str, Any] | None:
+def finished_report(store: StoreReads, run_id: str) -> dict[str, Any] | None:
+    """The report of a run; None if the run is in progress or its command writes none."""
+    return finished_reports(store, run_id).get(run_id)
+
+
+def result_of(store: StoreReads, run: Mapping[str, Any]) -> dict[str, Any] | None:
     """The report of a run, with `stopped` for one that ended before its report; None if it is in progress."""
-    report, reason = finished_report(where, run["id"]), failure_of(where, run["id"])
+    report, reason = finished_report(store, run["id"]), failure_of(store, run["id"])
     if reason is None and (report is not None or run["status"] not in ("stopped", "failed")):
         return report
     return {**(report or {}), "stopped": reason or "by the user"}
 
 
-def failure_of(where: str | Path | None, run_id: str) -> str | None:
-    """Why a run failed or was stopped, from its folder next to the store; None if that is not known."""
-    path = run_folder(where, run_id) / FAILURE
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+def failure_of(store: StoreReads, run_id: str) -> str | None:
+    """Why a run failed or was stopped before its report; None if that is not known."""
+    table = schema.runs
+    with store.engine.connect() as connection:
+        return connection.execute(sa.select(table.c.failure).where(table.c.id == run_id)).scalar()
 
 
 def _run(row: Any) -> dict[str, Any]:

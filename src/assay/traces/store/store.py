@@ -20,7 +20,7 @@ from assay.errors import ConfigError, StoreError, UnknownRollout
 from assay.models.meter import Usage
 from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.support.report import count_refused, waiting
-from assay.support.scrubbing import fields, mask_secrets, message
+from assay.support.scrubbing import fields, mask_secrets, message, results
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
 from assay.traces.store import counts, tables as schema
 from assay.traces.store.connection import is_full, open_engine, passes, short_waits, store_id
@@ -114,7 +114,7 @@ class StoreReads:
         return [column >= prefix, column <= prefix + _LAST, like] if self.engine.dialect.name == "sqlite" else [like]
 
     def runs(self, key: str, separator: str = "-") -> list[tuple[str, str]]:
-        """IDs and statuses of the runs of one job, oldest first.
+        """IDs and statuses of the runs of one job, by their numbers: clocks of machines may differ.
 
         Args:
             separator: follows the key; a dot in the ids of the parts of a larger job.
@@ -124,7 +124,7 @@ class StoreReads:
         query = (
             sa.select(table.c.id, table.c.status)
             .where(*self._starts_with(table.c.id, f"{key}{separator}"))
-            .order_by(table.c.started_at)
+            .order_by(sa.func.length(table.c.id), table.c.id)
         )
         with self.engine.connect() as connection:
             return [(row.id, row.status) for row in connection.execute(query)]
@@ -135,6 +135,13 @@ class StoreReads:
         with self.engine.connect() as connection:
             query = sa.select(schema.runs).where(schema.runs.c.id == run_id)
             return dict(connection.execute(query).mappings().one())
+
+    def states(self, *jobs: str) -> dict[str, dict[str, Any]]:
+        """What `put_state` has stored of these jobs."""
+        table = schema.job_states
+        query = sa.select(table.c.job, table.c.state_json).where(table.c.job.in_(jobs))
+        with self.engine.connect() as connection:
+            return {job: json.loads(text) for job, text in connection.execute(query)}
 
     def spent(self, run_id: str) -> dict[str, Usage]:
         """Usage of a run so far, by phase. A resumed run counts it against its caps; cached answers cost nothing."""
@@ -372,7 +379,8 @@ ROOM_BYTES = 512 << 10  # of disk for the last rows of a run
 RETRY_S = 0.5  # between two attempts while it is unreachable
 # Entries of a batch whose rows are inserted, and the table of each; `begun` are rollouts that a gateway begins.
 _TABLES = {
-    "runs": schema.runs, "begun": schema.rollouts, "rollouts": schema.rollouts, "transitions": schema.transitions,
+    "runs": schema.runs, "states": schema.job_states, "begun": schema.rollouts, "rollouts": schema.rollouts,
+    "transitions": schema.transitions,
 }  # fmt: skip
 
 
@@ -531,6 +539,7 @@ class Store(DirectWrites):
         status: str,
         started_at: float,
         unrecorded: Unrecorded = NOTHING,
+        failure: str | None = None,
     ) -> None:
         """Inserts or replaces the row of a run.
 
@@ -538,13 +547,19 @@ class Store(DirectWrites):
             status: running, done, stopped or failed.
             started_at: start of the process. One that resumes a run leaves the run's first start as it is.
             unrecorded: LM calls that bypassed the recorder.
+            failure: why the run did not end well.
         """
         ended = None if status == "running" else time.time()
         reason = None if unrecorded.reason is None else message(unrecorded.reason)
-        row = {"id": run_id, "kind": kind, "config": as_json(fields(config)), "status": status}
+        row = {"id": run_id, "kind": kind, "config": as_json(fields(config)), "status": status, "failure": failure}
         times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
         missed = {"unseen": unrecorded.seen - unrecorded.lost, "unrecorded_reason": reason, "lost": unrecorded.lost}
         self._writer.put("runs", run_id, {**row, **missed, **times})
+
+    def put_state(self, job: str, state: Mapping[str, Any]) -> None:
+        """Inserts or replaces what other machines need of a job."""
+        row = {"job": job, "state_json": as_json(results(state))}
+        self._writer.put("states", job, row, size=len(row["state_json"]))
 
     def put_run_back(self, row: Mapping[str, Any]) -> None:
         """Writes the row of a run as `run_row` has read it, for a process that resumed the run and ran nothing.
@@ -778,7 +793,7 @@ class Store(DirectWrites):
         shared |= {change["id"] for change in rows.get("changes", {}).values()} | set(rows.get("answers", ()))
         if shared:
             lock_rollouts(connection, shared)
-        own = {name: list(rows.get(name, {}).values()) for name in ("runs", "begun", "rollouts")}
+        own = {name: list(rows.get(name, {}).values()) for name in ("runs", "states", "begun", "rollouts")}
         for name, inserted in (own | {"transitions": [row for row in calls if row["id"] is None]}).items():
             if inserted:
                 self._write_rows(connection, name, inserted)

@@ -33,9 +33,18 @@ runs = Table(
     Column("unseen", Integer, nullable=False, default=0),  # LM calls that the recorder missed
     Column("lost", Integer, nullable=False, default=0),  # LM calls of processes that were killed
     Column("unrecorded_reason", Text),  # if not null, the number of missed calls is unknown
+    Column("failure", Text),  # why it failed or was stopped before its report
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("resumed_at", Float),  # the last time that a process continued it
+)
+
+# What any machine needs to continue or to report a job, by its run: the report, see `assay.jobs.ending`.
+job_states = Table(
+    "job_states",
+    metadata,
+    Column("job", String(64), primary_key=True),
+    Column("state_json", Text, nullable=False),
 )
 
 # Columns ending in _json hold JSON as text: the same on both databases, not converted by a driver.
