@@ -24,6 +24,7 @@ from assay.models.meter import spent_before
 from assay.models.recording import bill_answered
 from assay.testing import scripted_lm
 from assay.traces import Store
+from rigs.gateway import until
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -120,6 +121,29 @@ def test_calls_that_wait_in_a_process_that_runs_are_left_to_it(empty_postgres_ur
             ledger.close()
             assert len(list(tmp_path.iterdir())) == files
         assert meter(store.engine).usage.calls == 2
+
+
+@pytest.mark.postgres
+def test_a_locked_table_holds_up_no_call(empty_postgres_url: str) -> None:
+    with Store(empty_postgres_url) as store:
+        ledger = Ledger(store.engine, "run-1")
+        with store.engine.connect() as connection:
+            connection.exec_driver_sql("LOCK TABLE calls IN EXCLUSIVE MODE")
+            for number in range(50):
+                ledger.send(f"{number:064x}", "search")  # would wait until the lock is released
+            assert not ledger.is_complete()
+        until(ledger.is_complete)
+        assert meter(store.engine).usage.calls == 50
+        ledger.close()
+
+
+def test_a_call_that_waited_until_its_job_was_lost_is_not_sent() -> None:
+    by, lost = Meter(Caps(calls=5)), iter([False, True])
+    by.is_counting = lambda: not by.in_flight
+    by.obstacle = lambda: "taken over" if by.in_flight and next(lost) else None
+    with pytest.raises(BudgetExceeded, match="taken over"), by.sending(KEY):
+        pytest.fail("sent")
+    assert by.in_flight == 0
 
 
 @pytest.mark.postgres

@@ -183,7 +183,8 @@ def open_run(
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.missed.calls
         if opened.address.file is None:
-            meter.is_counting = lambda: not lease.is_doubtful and ledger.is_complete()
+            # the lease last: a call that was counted while this process had the job is known to who takes it over
+            meter.is_counting = lambda: ledger.is_complete() and not lease.is_doubtful
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             name = config.model_name

@@ -299,7 +299,9 @@ class Ledger:
         while self._waiting and (began := time.monotonic()) >= self._retry_at:
             try:
                 self._execute(*self._waiting[0])
-            except sa.exc.DBAPIError:  # a full disk, a locked table, or a server that is away: see `is_complete`
+            except sa.exc.DBAPIError:
+                # A full disk, a locked table, or a server that is away: later calls write it, see `is_complete`. A
+                # server that hangs is waited for: a time limit would need a thread a write, three times the cost.
                 self._disconnect()
                 now = time.monotonic()
                 self._retry_at = now + min(_LONGEST_PAUSE_S, _PAUSE * (now - began))
