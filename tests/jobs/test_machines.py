@@ -91,6 +91,28 @@ def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
             pass
 
 
+def test_a_training_that_lost_its_job_stops_and_changes_its_run_no_more(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.jobs.opening.LEASE_S", 1.0)
+    begun = []
+
+    def train() -> None:
+        with open_training(CONFIG, name="warm", progress=SilentProgress(), store=where) as run:
+            begun.append(run.run_id)
+            with Store(where) as store, store.engine.begin() as connection:
+                connection.execute(sa.update(leases).values(token="of the next one"))
+            assert run.log is not None
+            for step in range(100):
+                run.log.values(step, {"loss": 1.0}, {})
+                time.sleep(0.1)
+
+    with pytest.raises(LostLease, match="taken this job over"):
+        train()
+    with Store(where) as store:
+        assert store.run_row(begun[0])["status"] == "running"  # as the next one left it
+
+
 @pytest.mark.parametrize("ledger", [False, True], ids=["without its ledger", "by its ledger"])
 def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool) -> None:
     if not ledger and where.startswith("postgres"):

@@ -1,6 +1,7 @@
 """The ledger counts calls before they are sent, and none is lost by a kill; caps, counts and the response cache."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from assay.models.meter import spent_before
 from assay.models.recording import bill_answered
 from assay.testing import scripted_lm
 from assay.traces import Store
+from rigs.gateway import until
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -71,29 +74,76 @@ def test_a_process_that_lost_its_job_settles_its_last_call_beside_the_one_that_t
     assert usage.cost_usd >= 1.0
 
 
+@contextmanager
+def away(engine: sa.Engine) -> Iterator[None]:
+    """Inside, the server takes no calls."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE calls RENAME TO away")
+    yield
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE away RENAME TO calls")
+
+
 @pytest.mark.postgres
 @pytest.mark.parametrize("killed", [False, True])
 def test_calls_that_a_server_does_not_take_are_written_once_it_is_back(
     empty_postgres_url: str, tmp_path: Path, killed: bool
 ) -> None:
-    aside = tmp_path / "run-1" / "calls.waiting"
+    folder = tmp_path / "run-1"
     with Store(empty_postgres_url) as store:
-        ledger = Ledger(store.engine, "run-1", aside=aside)
+        ledger = Ledger(store.engine, "run-1", aside=folder / "waiting")
         first = Meter(ledger=ledger)
         waiting = first.reserve(KEY)
-        with store.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE calls RENAME TO away")
-        first.settle(waiting, prompt_tokens=10, completion_tokens=2, cost_usd=0.5, failed=False)
-        answered(first, OTHER)
-        assert first.usage.calls == 2
-        with store.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE away RENAME TO calls")
-        if not killed:
+        with away(store.engine):
+            first.settle(waiting, prompt_tokens=10, completion_tokens=2, cost_usd=0.5, failed=False)
+            answered(first, OTHER)
+            assert first.usage.calls == 2
+        if killed:
+            folder = shutil.copytree(folder, tmp_path / "left")  # without the lock of the process
+        else:
             ledger.close()
-            assert not aside.exists()
-        second = Ledger(store.engine, "run-1", aside=aside)
+        second = Ledger(store.engine, "run-1", aside=folder / "waiting")
         assert vars(spent_before(second)["search"]) == vars(first.usage)
-        assert not aside.exists()
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.postgres
+def test_calls_that_wait_in_a_process_that_runs_are_left_to_it(empty_postgres_url: str, tmp_path: Path) -> None:
+    with Store(empty_postgres_url) as store:
+        old = Ledger(store.engine, "run-1", aside=tmp_path / "waiting")
+        with away(store.engine):
+            old.send(KEY, "search")
+        new = Ledger(store.engine, "run-1", aside=tmp_path / "waiting")
+        assert new.totals() == []
+        with away(store.engine):
+            new.send(OTHER, "search")
+        for ledger, files in ((new, 1), (old, 0)):
+            ledger.close()
+            assert len(list(tmp_path.iterdir())) == files
+        assert meter(store.engine).usage.calls == 2
+
+
+@pytest.mark.postgres
+def test_a_locked_table_holds_up_no_call(empty_postgres_url: str) -> None:
+    with Store(empty_postgres_url) as store:
+        ledger = Ledger(store.engine, "run-1")
+        with store.engine.connect() as connection:
+            connection.exec_driver_sql("LOCK TABLE calls IN EXCLUSIVE MODE")
+            for number in range(50):
+                ledger.send(f"{number:064x}", "search")  # would wait until the lock is released
+            assert not ledger.is_complete()
+        until(ledger.is_complete)
+        assert meter(store.engine).usage.calls == 50
+        ledger.close()
+
+
+def test_a_call_that_waited_until_its_job_was_lost_is_not_sent() -> None:
+    by, lost = Meter(Caps(calls=5)), iter([False, True])
+    by.is_counting = lambda: not by.in_flight
+    by.obstacle = lambda: "taken over" if by.in_flight and next(lost) else None
+    with pytest.raises(BudgetExceeded, match="taken over"), by.sending(KEY):
+        pytest.fail("sent")
+    assert by.in_flight == 0
 
 
 @pytest.mark.postgres

@@ -294,11 +294,15 @@ class Exchange:
         return answers
 
     def _begun(self, asked: Asked) -> Sent | BaseException | None:
-        flight = Flight(asked.reserved)
+        meter, flight, sent = self.session.meter, Flight(asked.reserved), None
         inside = [self._flights[number][0] for number in asked.inside if number in self._flights]
         try:
-            sent = self.session.meter.begun(flight, asked.key, inside=inside, owner=asked.owner)
+            sent = meter.begun(flight, asked.key, inside=inside, owner=asked.owner)
+            if sent is not None:
+                meter.await_count()
         except BaseException as error:  # a cap, a cancelled run: raised in the host's call
+            if sent is not None:
+                meter.ended(flight)
             return error
         if sent is not None:
             self._flights[asked.number] = (flight, sent)

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LEASE_S = 30.0  # without a sign of life, after which another machine may take a job over
+LEASE_S = 30.0  # without a sign of life, after which another machine may take a job over
 
 
 @contextmanager
@@ -81,14 +81,14 @@ def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str, *, to_help
             locked.enter_context(exclusive_lock(file))
             held = file.with_suffix(".lease")
             token, _, machine = held.read_text(encoding="utf-8").partition("\n") if held.is_file() else ("", "", "")
-            lease = acquire(engine, name, _LEASE_S, ended=token if machine == this_machine() else None)
+            lease = acquire(engine, name, LEASE_S, ended=token if machine == this_machine() else None)
         except Timeout:
             lease = None
         if lease is None:
             raise ConfigError(
                 f"this very job is running already on {held_by(engine, name) or 'this machine'}: wait until it has "
                 f"ended{f', or {to_help}' if to_help else ''}. Of a machine that is gone a job can be resumed "
-                f"{_LEASE_S:g} s after its last sign of life"
+                f"{LEASE_S:g} s after its last sign of life"
             )
         held.write_text(f"{lease.token}\n{this_machine()}", encoding="utf-8")
         with lease:
@@ -183,7 +183,8 @@ def open_run(
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.missed.calls
         if opened.address.file is None:
-            meter.is_counting = lambda: not lease.is_doubtful and ledger.is_complete()
+            # the lease last: a call that was counted while this process had the job is known to who takes it over
+            meter.is_counting = lambda: ledger.is_complete() and not lease.is_doubtful
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             name = config.model_name

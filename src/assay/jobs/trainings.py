@@ -56,6 +56,7 @@ from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases
 from assay.traces.store.connection import open_engine, store_id
+from assay.traces.store.leases import Lease
 from assay.traces.store.listing import run_folder
 from assay.traces.store.location import home_of, store_address
 from assay.traces.store.sealing import Openings
@@ -79,7 +80,8 @@ def open_training(
 ) -> Iterator[TrainingRun]:
     """Opens the run of a training, holds its lock while it is open, and stores how it ended.
 
-    The store is open only at both ends: a training can take hours.
+    The store is open only at both ends: a training can take hours. A training whose lock another process has taken over
+    ends at its next step and changes the run no more.
 
     Args:
         config: settings, with `algorithm` and what is trained on.
@@ -94,10 +96,10 @@ def open_training(
     stored = {**config, "adapter_name": name}
     key = hashlib.sha256(json_text(stored, sort_keys=True).encode()).hexdigest()[:12]
     home, started, status, failure = home_of(store), time.time(), "failed", None
-    with _leased(store, home, key):
-        run_id = _begun(key, stored, started, store, progress, resume=resume)
+    with _leased(store, home, key) as lease:
+        run_id = _begun(key, stored, started, store, progress, lease, resume=resume)
         folder = run_folder(store, run_id)
-        run = TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder))
+        run = TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder, lease.check))
         try:
             with cancelled_by_signals(Meter()):
                 yield run
@@ -107,17 +109,18 @@ def open_training(
             raise
         finally:
             with opened_store(store, progress) as opened:
+                opened.belong_to(lease)
                 if run.report is not None:
                     FinishedRun(opened, run_id, caps=Caps(), about={}).keep(run.report)
                 opened.put_run(run_id, kind="train", config=stored, status=status, started_at=started, failure=failure)
 
 
 @contextmanager
-def _leased(store: str | Path | None, home: Path, key: str) -> Iterator[None]:
+def _leased(store: str | Path | None, home: Path, key: str) -> Iterator[Lease]:
     engine = open_engine(store_address(store))
     try:
-        with job_lease(engine, store_id(engine), home, key):
-            yield
+        with job_lease(engine, store_id(engine), home, key) as lease:
+            yield lease
     finally:
         engine.dispose()
 
@@ -128,11 +131,13 @@ def _begun(
     started: float,
     store: str | Path | None,
     progress: Progress,
+    lease: Lease,
     *,
     resume: bool,
 ) -> str:
     """Stores that the run is in progress. Returns its id."""
     with opened_store(store, progress) as opened:
+        opened.belong_to(lease)
         try:
             run_id, _ = new_run_id(opened, key, kind="train", started_at=started, resume=resume, cache=False)
         except ConfigError:

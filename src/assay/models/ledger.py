@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import sqlalchemy as sa
 
 from assay.models.scope import Repeats
+from assay.support import owned_files
 
 tables = sa.MetaData()
 
@@ -120,8 +121,8 @@ class Ledger:
     Args:
         place: the database of a store, or the file of a run; None keeps the ledger in memory.
         run: id of the run, in a place that has several.
-        aside: file for what the place does not take. What a killed process left in it is written first; if it was
-            killed while it wrote it, some calls count twice.
+        aside: begins the names of files for what the place does not take, one a process. What ended processes left in
+            them is written first; if one was killed while it wrote it, some calls count twice.
         owner: returns the id of the rollout that makes the current call. A call belongs to the rollout that sent it. In
             that rollout, its answer from the response cache replays a call that was paid for; in any other rollout it
             is an answer without cost.
@@ -136,6 +137,7 @@ class Ledger:
         aside: Path | None = None,
     ) -> None:
         self.run, self.owner, self._aside = run, owner, aside
+        self._own_file: tuple[BinaryIO, Path] | None = None
         self.repeats = Repeats()  # of calls that only their own rollout repeats, see `RecordingEngine.as_requested`
         self._lock = threading.Lock()
         self._sent: Counter[bytes] = Counter()
@@ -254,9 +256,12 @@ class Ledger:
             self._retry_at = 0.0
             self._write_waiting()
             self._disconnect()
+            if self._own_file is not None:  # without its lock the next process takes it up
+                self._own_file[0].close()
+                self._own_file = None
 
     def _read(self, statement: str) -> list[Any]:
-        rows = self._connected().exec_driver_sql(*self._spelled(statement, {"run": self.run})).all()
+        rows = self._execute(statement, {"run": self.run}).all()
         return [tuple(bytes(value) if isinstance(value, memoryview) else value for value in row) for row in rows]
 
     def _write(self, statement: str, values: Mapping[str, Any]) -> None:
@@ -270,34 +275,44 @@ class Ledger:
             return
         written = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
         with suppress(OSError):
-            self._aside.parent.mkdir(parents=True, exist_ok=True)
-            with self._aside.open("ab") as file:
-                file.write(orjson.dumps([_WRITES.index(statement), written]) + b"\n")
+            if self._own_file is None:
+                path = owned_files.own_path(self._aside)
+                self._own_file = owned_files.opened(path), path
+            # the line break comes first: a line that a full disk cut off does not join the next one
+            self._own_file[0].write(b"\n" + orjson.dumps([_WRITES.index(statement), written]))
 
     def _take_up(self) -> None:
-        """Writes what a killed process of the run could not write."""
-        if self._aside is None or not self._aside.is_file():
-            return
-        for line in self._aside.read_bytes().splitlines():
-            with suppress(ValueError):  # the last line may be incomplete
-                statement, values = orjson.loads(line)
-                digests = {name: bytes.fromhex(values[name]) for name in ("key", "id") if name in values}
-                self._waiting.append((_WRITES[statement], {**values, **digests}))
-        self._write_waiting()
+        """Writes what ended processes of the run could not write.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: the database does not take it; it stays in the file.
+        """
+        for file, path in owned_files.left_files(self._aside) if self._aside is not None else ():
+            for line in file:
+                with suppress(ValueError):  # a line may be incomplete
+                    statement, values = orjson.loads(line)
+                    digests = {name: bytes.fromhex(values[name]) for name in ("key", "id") if name in values}
+                    self._execute(_WRITES[statement], {**values, **digests})
+            owned_files.remove(file, path)
 
     def _write_waiting(self) -> None:
         while self._waiting and (began := time.monotonic()) >= self._retry_at:
             try:
-                self._connected().exec_driver_sql(*self._spelled(*self._waiting[0]))
-            except sa.exc.DBAPIError:  # a full disk, a locked table, or a server that is away: see `is_complete`
+                self._execute(*self._waiting[0])
+            except sa.exc.DBAPIError:
+                # A full disk, a locked table, or a server that is away: later calls write it, see `is_complete`. A
+                # server that hangs is waited for: a time limit would need a thread a write, three times the cost.
                 self._disconnect()
                 now = time.monotonic()
                 self._retry_at = now + min(_LONGEST_PAUSE_S, _PAUSE * (now - began))
                 return
             self._waiting.pop(0)
-            if self._aside is not None and not self._waiting:
-                with suppress(OSError):
-                    self._aside.unlink(missing_ok=True)
+            if self._own_file is not None and not self._waiting:
+                owned_files.remove(*self._own_file)
+                self._own_file = None
+
+    def _execute(self, statement: str, values: Mapping[str, Any]) -> sa.CursorResult[Any]:
+        return self._connected().exec_driver_sql(*self._spelled(statement, values))
 
     def _connected(self) -> sa.Connection:
         if self._connection is None:

@@ -280,10 +280,7 @@ class Meter:
                 self._landed.wait(CHECK_S)
         token = nested.set((*nested.get(), flight))
         try:
-            with self._landed:
-                while not self._counts():
-                    leave_if_abandoned()
-                    self._landed.wait(CHECK_S)
+            self.await_count()
             yield sent
         finally:
             nested.reset(token)
@@ -312,15 +309,24 @@ class Meter:
             self._flights.append(flight)
             return sent
 
+    def await_count(self) -> None:
+        """Returns once other machines know of a call that has begun, or need not; it may be sent then.
+
+        Raises: as `_counts`.
+        """
+        with self._landed:
+            while not self._counts():
+                leave_if_abandoned()
+                self._landed.wait(CHECK_S)
+
     def _counts(self) -> bool:
         """Whether other machines know of each call so far, or need not.
 
         Raises:
-            BudgetExceeded: the database has been away for too long.
+            BudgetExceeded: no further call can be made, or the database has been away for too long.
             Cancelled: the run was cancelled.
         """
-        if self._cancelled:
-            raise Cancelled("the run was cancelled")
+        self._check_can_go_on()
         if not self.caps.any or self.is_counting():
             self._uncounted_since = None
             return True
@@ -413,10 +419,7 @@ class Meter:
             reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight. The first
                 call is stopped if what it takes at least does not fit.
         """
-        if self._cancelled:
-            raise Cancelled("the run was cancelled")
-        if (reason := self.obstacle()) is not None:
-            raise BudgetExceeded(reason, what="rows")
+        self._check_can_go_on()
         if not self.caps.any and self.shared is None:
             return
         call = reserved or Reservation()
@@ -453,6 +456,12 @@ class Meter:
             self._fit("search calls", spent["search_calls"], searches, self._aside.calls)
             self._fit("tokens", spent["tokens"], self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", spent["cost_usd"], self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
+
+    def _check_can_go_on(self) -> None:
+        if self._cancelled:
+            raise Cancelled("the run was cancelled")
+        if (reason := self.obstacle()) is not None:
+            raise BudgetExceeded(reason, what="rows")
 
     def _fit(
         self,

@@ -10,7 +10,7 @@ names, compared task by task.
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -329,10 +329,11 @@ class TrainingLog:
 
     Args:
         folder: of the run.
+        guard: called before each line, so in each step; what it raises ends the training.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _FILE
+    def __init__(self, folder: Path, guard: Callable[[], None] | None = None) -> None:
+        self._path, self._guard = folder / _FILE, guard
 
     def begin(self, steps: int) -> None:
         """Adds the number of steps that the training takes at most."""
@@ -348,6 +349,8 @@ class TrainingLog:
         self._append({"step": step, "sample": rollout_id, "advantages": list(advantages)})
 
     def _append(self, line: Mapping[str, Any]) -> None:
+        if self._guard is not None:
+            self._guard()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # The line break comes first: a line that a kill cut off does not join the next one.
         with self._path.open("a", encoding="utf-8") as file:

@@ -246,6 +246,11 @@ class Lease:
         self.lost = not connection.execute(sa.update(leases).where(self._mine).values(until=until)).rowcount
         return not self.lost
 
+    def check(self) -> None:
+        """Raises LostLease if this process knows that another one has the lease."""
+        if self.lost:
+            raise LostLease(f"{TAKEN_OVER}: this one stops")
+
     @contextmanager
     def writing(self, what: str) -> Iterator[sa.Connection]:
         """A transaction of the holder, which renews the lease.

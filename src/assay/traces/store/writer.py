@@ -3,9 +3,6 @@
 Does not access a database: a function that commits a batch is passed to it.
 """
 
-import os
-import secrets
-import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
+
+from assay.support import owned_files
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 Owner = tuple[str, str]  # lease of the job that rows belong to, and the token of its holder
@@ -151,8 +150,7 @@ class Writer:
 
 # -- Files that hold rows while the database is unreachable. The next process that opens the store reads leftover files.
 #
-# A file belongs to the process that holds its lock. The operating system releases the lock when the process ends, also
-# after SIGKILL. Does not write to a database: returns the rows in the order they were put.
+# Does not write to a database: returns the rows in the order they were put.
 
 
 _ENDING = ".spill"
@@ -168,14 +166,14 @@ class Spill:
     """A file of batches that wait until the database takes them.
 
     Args:
-        path: the file without its ending; a timestamp and a random part are added, so that names sort by age.
+        path: the file without what `own_path` adds.
         most: maximum size in bytes.
 
     `owner` is stored with each batch that is added from then on.
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        self.path = path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{_ENDING}")
+        self.path = owned_files.own_path(path, _ENDING)
         self.most, self.rows = most, 0
         self.owner: Owner | None = None
         self._size = self._read = 0  # bytes written, and read back
@@ -204,14 +202,8 @@ class Spill:
         return True
 
     def _opened(self) -> BinaryIO:
-        """The locked file. Tries again if another process removed the empty file before it was locked."""
-        while self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file: BinaryIO = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)  # noqa: SIM115
-            if _locked(file) and _is_at(file, self.path):
-                self._file = file
-            else:
-                file.close()
+        if self._file is None:
+            self._file = owned_files.opened(self.path)
         return self._file
 
     def first(self) -> Rows | None:
@@ -233,7 +225,7 @@ class Spill:
             size, rows = self._sizes.popleft()
             self._read, self.rows = self._read + size, self.rows - rows
             if not self._sizes and self._file is not None:
-                _remove(self._file, self.path)
+                owned_files.remove(self._file, self.path)
                 self._file, self._size, self._read = None, 0, 0
 
     def leave(self) -> None:
@@ -247,10 +239,8 @@ class Spill:
 def leftover_batches(path: Path) -> Iterator[Iterator[tuple[Owner | None, Rows]]]:
     """Batches left by ended processes and whose they are, by file, oldest first. A file is removed once all its batches
     were read."""
-    for spill in sorted(path.parent.glob(f"{path.name}.*{_ENDING}")):
-        with suppress(FileNotFoundError), open(spill, "r+b") as file:
-            if _locked(file) and _is_at(file, spill):
-                yield _of_file(file, spill)
+    for file, spill in owned_files.left_files(path, _ENDING):
+        yield _of_file(file, spill)
 
 
 def rows_waiting(path: Path, *, but: Path) -> int:
@@ -270,39 +260,7 @@ def _of_file(file: BinaryIO, path: Path) -> Iterator[tuple[Owner | None, Rows]]:
     for line in file:
         if line.endswith(b"\n"):  # the last one may be incomplete
             yield _as_rows(line)
-    _remove(file, path)
-
-
-def _remove(file: BinaryIO, path: Path) -> None:
-    file.truncate(0)  # first: Windows cannot remove an open file, and its rows must not be read twice
-    with suppress(OSError):
-        path.unlink()
-    file.close()
-
-
-def _locked(file: BinaryIO) -> bool:
-    """Locks a file; False if another process holds the lock."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(1 << 60)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            file.seek(0)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+    owned_files.remove(file, path)
 
 
 def _as_rows(line: bytes) -> tuple[Owner | None, Rows]:
