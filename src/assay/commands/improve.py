@@ -8,7 +8,7 @@ resumes it or replays it.
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -18,7 +18,7 @@ from assay.commands.compile import Compile, compile as compile_program
 from assay.commands.export import export
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting
 from assay.commands.train import TrainRL, train, train_sft
-from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
+from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged, StoreError
 from assay.jobs.groups import Capped, PromptJob, Source
 from assay.jobs.job_report import EndedReport
 from assay.models.lora import adapter_home, find_adapter, served_as
@@ -780,8 +780,10 @@ class _Improvement:
         self._now(artifact=artifact, program=str(artifact))  # intermediate versions are deleted with the folder
         done = self.report.stopped is None
         self._ended(done=done).keep(self.report.to_dict())
-        if done:
-            remove_folder(self.folder, self.owner)
+        with suppress(StoreError):  # the report is returned all the same
+            self.opened.flush()  # first: a state without its folder could not be continued
+            if done:
+                remove_folder(self.folder, self.owner)
 
 
 improve = function_of(Improve, "improve")
