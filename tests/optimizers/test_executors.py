@@ -4,6 +4,8 @@ The second node does not see the folder `hidden`."""
 
 import json
 import math
+import os
+import pickle
 import re
 import tempfile
 import threading
@@ -22,9 +24,10 @@ from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress, evaluate
 from assay.evaluation.executors import pickled
 from assay.jobs.arguments import program_settings
+from assay.jobs.hosts import Consignment
 from assay.jobs.job import open_job
 from assay.programs import load_program
-from assay.rubrics import ScoreResult
+from assay.rubrics import ScoreResult, load_rubric
 from assay.rubrics.scoring import mean_result
 from assay.sources.files import SourceFiles
 from assay.sources.shipping import Delivery, shipment
@@ -216,6 +219,42 @@ def test_files_that_differ_or_are_too_large_are_named(tmp_path: Path) -> None:
     sources.origins[tmp_path / "big.bin"] = bytes(201_000_000)
     with pytest.raises(ConfigError, match=r"201 MB together.*big\.bin \(201\.0 MB\)"):
         shipment(sources, [])
+
+
+def test_addresses_of_providers_are_compared_and_not_sent(
+    tmp_path: Path, local_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.endswith(("_API_BASE", "_BASE_URL", "_API_KEY"))]:
+        monkeypatch.delenv(name)
+    address = "https://models.example/v1"
+    given = {"GOOGLE_API_KEY": "g", "GROQ_API_BASE": address, "OPENAI_API_KEY": "o", "OPENAI_BASE_URL": address}
+    for name, value in {**given, "APP_BASE_URL": "https://app.example"}.items():
+        monkeypatch.setenv(name, value)
+    program = dspy.Predict("question -> answer")
+    program.lm = dspy.LM("gemini/x")
+    config = program_settings(
+        Compile, program, local_settings["rubric"], local_settings["data"], None, {"model": "a/b"}
+    )
+    sent = Consignment(config, load_rubric(local_settings["rubric"]), program, "p", is_object=True, artifact=None)
+    shipped = sent.shipment([])
+    assert shipped.variables == ["GOOGLE_API_KEY"]  # of the program's own model; `a` has no key here
+    providers = ("A", "GEMINI")
+    of_models = {f"{provider}_{end}" for provider in providers for end in ("API_BASE", "BASE_URL")}
+    assert set(shipped.addresses) == {*of_models, "GROQ_API_BASE", "OPENAI_BASE_URL"}
+    assert address.encode() not in pickle.dumps(shipped)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    delivery, before = Delivery(), Path.cwd()
+    assert shipped.differences(delivery.seen(shipped)) == []
+    monkeypatch.delenv("GROQ_API_BASE")
+    monkeypatch.setenv("A_API_BASE", address)
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://other.example/v1")
+    assert sorted(shipped.differences(delivery.seen(shipped))) == [
+        "A_API_BASE is missing here and not there",
+        "GROQ_API_BASE is missing there",
+        "OPENAI_BASE_URL is another one there",
+    ]
+    delivery.remove()
+    monkeypatch.chdir(before)
 
 
 def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ class Shipment:
         roots: folders of the modules from files, by private name.
         path: folders of the user's on `sys.path`.
         variables: environment variables that it must have.
+        addresses: hashes of environment variables that must be the same there, or unset as here, by name.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -55,14 +56,16 @@ class Shipment:
     roots: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
     variables: Sequence[str] = ()
+    addresses: dict[str, str] = field(default_factory=dict)
 
     @property
     def hashes(self) -> dict[str, str]:
-        """What both machines must see: hashes of files by path, and of installed modules by name."""
+        """What both machines must see: hashes of files by path, of installed modules and of variables by name."""
         return {
             **{path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()},
             **self.elsewhere,
             **self.installed,
+            **self.addresses,
         }
 
     def differences(self, seen: Mapping[str, str]) -> list[str]:
@@ -72,15 +75,22 @@ class Shipment:
             seen: as `hashes`, on the other machine.
         """
         return [
-            f"{name} {'is missing' if seen.get(name, ABSENT) == ABSENT else 'is another one'} there"
+            f"{name} {_difference(value, there)} there"
             for name, value in self.hashes.items()
-            if seen.get(name, ABSENT) != value
+            if (there := seen.get(name, ABSENT)) != value
         ]
 
 
+def _difference(here: str, there: str) -> str:
+    if there == ABSENT:
+        return "is missing"
+    return "is another one" if here != ABSENT else "is missing here and not"
+
+
 def shipment(
-    sources: SourceFiles, modules: Iterable[str], *, without: Collection[Path] = (), variables: Sequence[str] = ()
-) -> Shipment:
+    sources: SourceFiles, modules: Iterable[str], *, without: Collection[Path] = (), variables: Sequence[str] = (),
+    addresses: Iterable[str] = (),
+) -> Shipment:  # fmt: skip
     """What the code of a job needs on another machine.
 
     Args:
@@ -88,6 +98,7 @@ def shipment(
         modules: names of its modules.
         without: files that are not sent, such as the data.
         variables: see `Shipment`.
+        addresses: names of variables, see `Shipment`.
     Raises:
         ConfigError: the files are too large.
     """
@@ -113,6 +124,7 @@ def shipment(
             if "site-packages" not in folder and any(str(path).startswith(f"{folder}{os.sep}") for path in files)
         ],
         variables=variables,
+        addresses={name: _hash_of_variable(name) for name in addresses},
     )
 
 
@@ -153,6 +165,12 @@ def _hash_of(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ABSENT
+
+
+def _hash_of_variable(name: str) -> str:
+    """Hash of an environment variable's value, which may contain a key; empty if it is not set."""
+    value = os.environ.get(name)
+    return hashlib.sha256(value.encode()).hexdigest() if value else ABSENT
 
 
 def _remove_left(file: Path) -> None:
@@ -198,6 +216,7 @@ class Delivery:
             **{path: _hash_of(self._place(path)) for path in sent.files},
             **{path: _hash_of(Path(path)) for path in sent.elsewhere},
             **{name: _hash_of_module(name) for name in sent.installed},
+            **{name: _hash_of_variable(name) for name in sent.addresses},
         }
 
     def missed(self) -> list[str]:
