@@ -4,7 +4,7 @@ Does not talk to Ray: `assay.evaluation.executors` does.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from assay.sources.files import SourceFiles
 from assay.sources.opened import of_sender
 from assay.sources.shipping import Shipment, shipment
 
+_NAMED = 5  # files that a message lists
+
 
 class Consignment:
     """The program of a job, and the files that it, the rubric's checks and the judges need.
@@ -33,14 +35,16 @@ class Consignment:
         name: of the program.
         is_object: whether it is an object of the user's, which the name does not load.
         artifact: that it was loaded from.
+        say: tells the user which files are not sent.
     """
 
     def __init__(
         self, config: ProgramJob, rubric: Rubric, program: dspy.Module, name: str, *,
-        is_object: bool, artifact: Artifact | None,
+        is_object: bool, artifact: Artifact | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.config, self.rubric, self.loaded, self.name = config, rubric, program, name
-        self.is_object, self.artifact = is_object, artifact
+        self.is_object, self.artifact, self._say = is_object, artifact, say
+        self._said: set[Path] = set()
 
     def packed(self, program: dspy.Module) -> Callable[[], dspy.Module]:
         """A function without arguments that returns the program on a host.
@@ -87,12 +91,22 @@ class Consignment:
         for source in sources:
             together.origins |= source.origins
             together.outside |= source.outside
+            together.private |= source.private
+            together.left_out |= source.left_out
+        self._tell(together.left_out)
         if self.artifact is not None:
             folder = self.artifact.path.resolve()
             together.origins.setdefault(folder / "manifest.json", (folder / "manifest.json").read_bytes())
         keys, addresses = self._variables()
         modules = [module for module, _ in named]
         return shipment(together, modules, without=without, variables=keys, addresses=addresses)
+
+    def _tell(self, left_out: Mapping[Path, str]) -> None:
+        """Names files that folders lack on the hosts, once."""
+        if new := [f"{path} ({why})" for path, why in sorted(left_out.items()) if path not in self._said]:
+            self._said.update(left_out)
+            more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+            self._say(f"note: not sent to the hosts, whose folders lack them: {', '.join(new[:_NAMED])}{more}")
 
     def _judges(self) -> SourceFiles:
         return judge_files(c.judge.use for c in self.rubric.criteria if c.judge is not None and c.judge.use)
