@@ -4,22 +4,37 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from assay.evaluation.failures import Deaths
 from assay.testing.scripted_server import running as scripted_server
 from assay.traces import Store
+from assay.traces.resuming import DeathsInStore
 
 _left: list[ExitStack] = []  # runs of processes that "died"; a context that is collected would end in order
 
 
-def died(file: Path, *tasks: str, ended: tuple[str, ...] = ()) -> None:
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store(database_url) as opened:
+        yield opened
+        while _left:
+            _left.pop().close()
+
+
+def of_run(store: Store, running: Sequence[str] = ()) -> Deaths:
+    """What a process on any machine knows of the run."""
+    return Deaths(DeathsInStore(store, "job-1"), running=running)
+
+
+def dies(deaths: Deaths, *tasks: str, ended: tuple[str, ...] = ()) -> None:
     """A process that runs tasks at the same time, of which some end, and dies."""
-    deaths = Deaths(file)
     with ExitStack() as done:
         for task in ended:
             done.enter_context(deaths.running(task))
@@ -28,46 +43,68 @@ def died(file: Path, *tasks: str, ended: tuple[str, ...] = ()) -> None:
         _left[-1].enter_context(deaths.running(task))
 
 
-def test_a_suspect_that_dies_alone_counts_as_failed_and_others_are_acquitted(tmp_path: Path) -> None:
-    file = tmp_path / "run" / "deaths.jsonl"
-    died(file, "a", "b", ended=("c",))
-    resumed = Deaths(file)
+def test_a_suspect_that_dies_alone_counts_as_failed_and_others_are_acquitted(store: Store) -> None:
+    dies(of_run(store), "a", "b", ended=("c",))
+    resumed = of_run(store)
     assert "a, b" in resumed.notes[0]
     assert all(resumed.failure_of(task) is None for task in "abc")
     with resumed.running("a"):
         pass
-    _left.append(ExitStack())
-    _left[-1].enter_context(resumed.running("b"))  # and it dies again
-    third = Deaths(file)
+    dies(resumed, "b")
+    third = of_run(store)
     failed = third.failure_of("b")
     assert failed is not None
     assert failed.by_agent
     assert third.failure_of("a") is None
     assert "without `resume`" in third.notes[0]
     third.close()
-    assert Deaths(file).failure_of("b") is not None  # of all later processes of the run
+    assert of_run(store).failure_of("b") is not None  # of all later processes of the run
+    assert Deaths(DeathsInStore(store, "job-2")).notes == []
 
 
-def test_a_process_that_ends_in_order_leaves_no_suspects_and_no_file(tmp_path: Path) -> None:
-    file = tmp_path / "deaths.jsonl"
-    deaths = Deaths(file)
+def test_a_task_that_a_cluster_blames_counts_as_failed_on_every_machine(store: Store) -> None:
+    of_run(store).blame("a")
+    assert of_run(store).failure_of("a") is not None
+
+
+def test_a_process_that_ends_in_order_leaves_no_suspects(store: Store) -> None:
+    deaths = of_run(store)
     with deaths.running("a"):
         deaths.close()  # a cap, Ctrl-C
-        assert not file.exists()
-    assert Deaths(file).notes == []
+        assert of_run(store).notes == []
+    with deaths.running("b"):  # a thread that goes on
+        assert of_run(store).notes == []
 
 
-def test_a_death_on_another_machine_is_known_from_the_store(tmp_path: Path) -> None:
-    file = tmp_path / "deaths.jsonl"
-    assert "a, b" in Deaths(file, running=["a", "b"]).notes[0]
-    died(tmp_path / "of-both.jsonl", "a")
-    assert Deaths(tmp_path / "of-both.jsonl", running=["a"]).failure_of("a") is None  # one death, seen twice
+def test_tasks_that_ended_are_no_suspects_of_a_process_that_is_killed_between_them(store: Store) -> None:
+    dies(of_run(store), ended=("a", "b"))
+    assert of_run(store).notes == []
 
 
-def test_suspects_run_alone(tmp_path: Path) -> None:
-    file = tmp_path / "deaths.jsonl"
-    died(file, "a", "b")
-    deaths, at_once, most = Deaths(file), 0, dict[str, int]()
+def test_a_death_while_the_store_was_out_of_reach_is_known_from_its_rollouts(store: Store) -> None:
+    assert "a, b" in of_run(store, ["a", "b"]).notes[0]
+    assert of_run(store, ["a"]).failure_of("a") is None  # nothing tells whether it ran alone
+    dies(of_run(store), "a")
+    assert of_run(store, ["a"]).failure_of("a") is not None
+
+
+def test_tasks_run_while_the_store_takes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths, tries = of_run(store), list[None]()
+
+    def refuse(_: Store) -> Any:
+        tries.append(None)
+        raise sa.exc.OperationalError("", {}, Exception("no connection"))
+
+    monkeypatch.setattr(Store, "changing", refuse)
+    for task in "abc":
+        with deaths.running(task):
+            pass
+    assert len(tries) == 1  # each try may take long
+
+
+def test_suspects_run_alone(store: Store) -> None:
+    dies(of_run(store), "a", "b")
+    deaths, at_once, most = of_run(store), 0, dict[str, int]()
     lock = threading.Lock()
 
     def run(task: str) -> None:

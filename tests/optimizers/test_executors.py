@@ -4,7 +4,11 @@ The second node does not see the folder `hidden`."""
 
 import json
 import math
+import os
+import pickle
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -22,12 +26,13 @@ from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress, evaluate
 from assay.evaluation.executors import pickled
 from assay.jobs.arguments import program_settings
+from assay.jobs.hosts import Consignment
 from assay.jobs.job import open_job
 from assay.programs import load_program
-from assay.rubrics import ScoreResult
+from assay.rubrics import ScoreResult, load_rubric
 from assay.rubrics.scoring import mean_result
 from assay.sources.files import SourceFiles
-from assay.sources.shipping import Delivery, shipment
+from assay.sources.shipping import Delivery, not_sent, shipment
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
 from rigs.ray_cluster import Node, can_hide, two_nodes
@@ -216,6 +221,115 @@ def test_files_that_differ_or_are_too_large_are_named(tmp_path: Path) -> None:
     sources.origins[tmp_path / "big.bin"] = bytes(201_000_000)
     with pytest.raises(ConfigError, match=r"201 MB together.*big\.bin \(201\.0 MB\)"):
         shipment(sources, [])
+
+
+READS = """
+import os
+from pathlib import Path
+import dspy
+
+HERE = Path(__file__).parent
+
+class Reads(dspy.Module):
+    def forward(self, question):
+        found = [open(name).read() if os.path.exists(name) else "?" for name in ("password_policy.txt", ".env")]
+        opened = os.open(HERE / "facts" / "a.txt", os.O_RDONLY)
+        found += [os.read(opened, 9).decode(), *sorted(path.name for path in (HERE / "faq").iterdir())]
+        os.close(opened)
+        if question == "late":
+            os.path.exists(HERE / ("." + "late.txt"))
+        return dspy.Prediction(answer=" ".join(found))
+"""
+ON_A_HOST = """
+import json, pickle, sys
+from assay.programs import load_program
+from assay.sources.shipping import Delivery
+sent, delivery, answers = pickle.load(open(sys.argv[1], "rb")), Delivery(), []
+delivery.unpack(sent)
+different = sent.differences(delivery.seen(sent))
+if not different:
+    program = load_program("reads.py:Reads")
+    answers = [program(question=question).answer for question in ("x", "late")]
+print(json.dumps([different, answers, delivery.missed()]))
+delivery.remove()
+"""
+
+
+def test_private_files_are_never_sent_and_never_missing_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    private = {"password_policy.txt": "policy", ".env": "A=b", ".late.txt": "late"}
+    listed = {"faq/1.txt": "1", "faq/secrets.txt": "2", "faq/.hidden": "3", "facts/a.txt": "fact"}
+    write_files(project, {"reads.py": READS, **private, **listed})
+    monkeypatch.chdir(project)
+    program, sources = load_program("reads.py:Reads"), SourceFiles()
+    sources.add("reads.py:Reads", type(program).__module__, "Reads")
+    sent = shipment(sources, [])
+    assert {Path(path).name for path in sent.files} == {"reads.py", "1.txt", "a.txt"}
+    assert {Path(path).name for path in sent.private} == {"password_policy.txt", ".env"}
+    assert {path.name for path in sources.left_out} == {"secrets.txt", ".hidden"}
+    (tmp_path / "sent").write_bytes(pickle.dumps(sent))
+
+    def on_a_host() -> Any:
+        command = [sys.executable, "-c", ON_A_HOST, str(tmp_path / "sent")]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    (project / ".late.txt").rename(tmp_path / "late")
+    different, answers, missed = on_a_host()  # it has the private files itself
+    assert (different, answers) == ([], ["policy A=b fact 1.txt"] * 2)
+    (tmp_path / "late").rename(project / ".late.txt")
+    assert not_sent(missed, [str(tmp_path / "other")]) is None  # a library looks for its settings
+    assert str(not_sent(missed, [str(project)])).startswith(
+        f"{project / '.late.txt'}, which is not sent because hidden"
+    )
+    (project / ".env").write_text("A=c")
+    (project / "password_policy.txt").unlink()
+    different, answers, _ = on_a_host()
+    assert [text.partition(". List")[0] for text in sorted(different)] == [
+        f"{project / '.env'} is another one there; it is not sent because hidden files are not copied",
+        f"{project / 'password_policy.txt'} is missing there; it is not sent because its name suggests a secret",
+    ]
+
+
+def test_addresses_of_providers_are_compared_and_not_sent(
+    tmp_path: Path, local_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.endswith(("_API_BASE", "_BASE_URL", "_API_KEY"))]:
+        monkeypatch.delenv(name)
+    address = "https://models.example/v1"
+    given = {"GOOGLE_API_KEY": "g", "GROQ_API_BASE": address, "OPENAI_API_KEY": "o", "OPENAI_BASE_URL": address}
+    for name, value in {**given, "APP_BASE_URL": "https://app.example"}.items():
+        monkeypatch.setenv(name, value)
+    program = dspy.Predict("question -> answer")
+    program.lm = dspy.LM("gemini/x")
+    config = program_settings(
+        Compile, program, local_settings["rubric"], local_settings["data"], None, {"model": "a/b"}
+    )
+    sent = Consignment(
+        config, load_rubric(local_settings["rubric"]), program, "p", is_object=True, artifact=None, say=print
+    )
+    shipped = sent.shipment([])
+    assert shipped.variables == ["GOOGLE_API_KEY"]  # of the program's own model; `a` has no key here
+    providers = ("A", "GEMINI")
+    of_models = {f"{provider}_{end}" for provider in providers for end in ("API_BASE", "BASE_URL")}
+    assert set(shipped.addresses) == {*of_models, "GROQ_API_BASE", "OPENAI_BASE_URL"}
+    assert address.encode() not in pickle.dumps(shipped)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    delivery, before = Delivery(), Path.cwd()
+    assert shipped.differences(delivery.seen(shipped)) == []
+    monkeypatch.delenv("GROQ_API_BASE")
+    monkeypatch.setenv("A_API_BASE", address)
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://other.example/v1")
+    assert sorted(shipped.differences(delivery.seen(shipped))) == [
+        "A_API_BASE is missing here and not there",
+        "GROQ_API_BASE is missing there",
+        "OPENAI_BASE_URL is another one there",
+    ]
+    delivery.remove()
+    monkeypatch.chdir(before)
 
 
 def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

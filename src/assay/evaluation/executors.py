@@ -593,7 +593,7 @@ class RayExecutor:
         """Marks the rollouts of a program that asked for a file that was not sent: a resumed job repeats them."""
         missed = [path for path in recorded.asked_in_vain if path not in self._checked]
         self._checked.update(missed)
-        self._absent = self._absent or not_sent(missed)
+        self._absent = self._absent or not_sent(missed, [self._files.folder, *self._files.roots.values()])
         if self._absent is not None:
             for rollout in recorded.rollouts:
                 rollout.status, rollout.error, rollout.failure = "error", self._absence, FailureKind.RECORD

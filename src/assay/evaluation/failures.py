@@ -2,23 +2,21 @@
 
 Failures of the model server and unparseable answers do not count against the program. Does not run programs.
 
-A task can end the process that runs it: by `os._exit`, a crash in C code, too much memory. The run's folder has a line
-for each task that begins and ends. A process that ends in order says so; where it did not, the tasks that were running
-are suspects. The process that resumes the job runs each of them alone, so that a second death has one cause, and that
-task then counts as failed. On a cluster, `assay.evaluation.executors` finds the cause.
+A task can end the process that runs it: by `os._exit`, a crash in C code, too much memory. The store has the tasks that
+run, from before they begin. A process that ends in order leaves none; where it did not, the tasks that were running are
+suspects. The process that resumes the job, on any machine, runs each of them alone, so that a second death has one
+cause, and that task then counts as failed. On a cluster, `assay.evaluation.executors` finds the cause.
 """
 
 import inspect
-import json
-import os
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import dspy
@@ -180,32 +178,42 @@ def _listed(tasks: Collection[str]) -> str:
     return f"task {', '.join(sorted(tasks)[:_NAMED])}{others}"
 
 
+class Kept(Protocol):
+    """Where the tasks of a run are kept by what is known of them, see `assay.traces.resuming.DeathsInStore`."""
+
+    def read(self) -> dict[str, list[str]]: ...
+
+    def write(self, tasks: Mapping[str, Collection[str]]) -> None: ...
+
+
 class Deaths:
     """The suspects of a run, and the tasks that count as the cause of a death. Thread-safe.
 
     Args:
-        file: of the run; None keeps nothing.
-        running: tasks that the store has as running, although no process runs the job.
+        kept: of the run; None keeps nothing.
+        running: tasks whose rollouts are running in the store, although no process runs the job.
     """
 
-    def __init__(self, file: Path | None = None, *, running: Collection[str] = ()) -> None:
+    def __init__(self, kept: Kept | None = None, *, running: Collection[str] = ()) -> None:
         self._suspects: set[str] = set()
         self._blamed: set[str] = set()
+        self._running: Counter[str] = Counter()  # tasks at work, with the number of their runs
         self._turn = threading.Condition()
-        self._at_work = self._number = 0
+        self._at_work = 0
         self._alone = self._waiting = 0  # suspects that run, and that wait for their turn
-        self._file, self._lock = -1, threading.Lock()
-        if file is None:
+        self._kept, self._writing = kept, threading.Lock()
+        self._changes = self._written = 0
+        if kept is None:
             return
-        unfinished = self._read(file)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._file = file, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        if not unfinished.issuperset(running):  # it died on another machine
-            self._died(set(running))
-            self._write("process")
-            for number, task in enumerate(running):
-                self._write("begin", -number, task)
-        self._write("process")
+        earlier = kept.read()
+        self._suspects.update(earlier.get("suspects", ()))
+        self._blamed.update(earlier.get("blamed", ()))
+        if left := earlier.get("running"):
+            self._died(set(left))
+        else:  # the store may have been out of reach when they began, so that nothing tells which of them ran alone
+            self._suspects |= set(running) - self._blamed
+        if left or running:
+            self._keep()
 
     @property
     def notes(self) -> list[str]:
@@ -229,9 +237,10 @@ class Deaths:
 
     def blame(self, task: str) -> None:
         """Counts a task as the cause of a death."""
-        self._suspects.discard(task)
-        self._blamed.add(task)
-        self._write("blamed", task)
+        with self._turn:
+            self._suspects.discard(task)
+            self._blamed.add(task)
+        self._keep()
 
     @contextmanager
     def running(self, task: str) -> Iterator[None]:
@@ -243,17 +252,20 @@ class Deaths:
             self._waiting -= suspect
             self._at_work += 1
             self._alone += suspect
-            self._number += 1
-            number = self._number
-        self._write("begin", number, task)
+            self._running[task] += 1
+        self._keep()
         try:
             yield
         finally:
-            self._write("end", number)
+            with self._turn:
+                self._running[task] -= 1
+                self._suspects.discard(task)
+                to_keep = suspect or not any(self._running.values())
+            if to_keep:  # else the next task that begins keeps it: only a suspect could be blamed by that
+                self._keep()
             with self._turn:
                 self._at_work -= 1
                 self._alone -= suspect
-                self._suspects.discard(task)
                 self._turn.notify_all()
 
     def _has_turn(self, suspect: bool) -> bool:
@@ -261,43 +273,28 @@ class Deaths:
 
     def close(self) -> None:
         """The process ends in order: the tasks that it leaves are no suspects."""
-        if self._file < 0:
+        with self._writing:
+            self._running.clear()
+            self._write()
+            self._kept = None
+
+    def _keep(self) -> None:
+        """Returns once the present state is kept. Threads that wait meanwhile are served by one change."""
+        with self._turn:
+            self._changes += 1
+            change = self._changes
+        with self._writing:
+            if self._written < change:
+                self._write()
+
+    def _write(self) -> None:
+        if self._kept is None:
             return
-        self._write("closed")
-        with self._lock:
-            os.close(self._file)
-            self._file = -1
-        if not self._suspects and not self._blamed:
-            self._path.unlink(missing_ok=True)
-
-    def _write(self, *line: Any) -> None:
-        with self._lock:
-            if self._file >= 0:
-                os.write(self._file, json.dumps(line).encode() + b"\n")
-
-    def _read(self, file: Path) -> set[str]:
-        """Takes in what earlier processes wrote; returns the tasks that the last one left."""
-        begun: dict[int, str] = {}
-        for text in file.read_text("utf-8").splitlines() if file.is_file() else []:
-            try:
-                kind, *values = json.loads(text)
-            except ValueError:  # the disk was full
-                continue
-            if kind == "begin":
-                begun[values[0]] = values[1]
-            elif kind == "end":
-                self._suspects.discard(begun.pop(values[0], ""))
-            elif kind == "blamed":
-                self._suspects.discard(values[0])
-                self._blamed.add(values[0])
-            elif kind == "closed":
-                begun.clear()
-            elif kind == "process":
-                self._died(set(begun.values()))
-                begun.clear()
-        left = set(begun.values())
-        self._died(left)
-        return left
+        with self._turn:
+            self._written = self._changes
+            running = [task for task, runs in self._running.items() if runs > 0]
+            tasks = {"running": running, "suspects": [*self._suspects], "blamed": [*self._blamed]}
+        self._kept.write(tasks)
 
     def _died(self, running: set[str]) -> None:
         """Takes in that a process died while it ran these tasks."""

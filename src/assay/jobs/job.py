@@ -260,7 +260,9 @@ def open_job(
         session.deaths = run.deaths
         session.register([*splits.train, *splits.val, *splits.gate])
         if config.executor == "ray":
-            sender = Consignment(config, checked, loaded, name, is_object=module is not None, artifact=artifact)
+            sender = Consignment(
+                config, checked, loaded, name, is_object=module is not None, artifact=artifact, say=progress.say
+            )
             session.executor = _ray_executor(config, checked, name, run, loaded, sender)
             closing.callback(session.executor.close)
         if artifact is not None:

@@ -32,7 +32,7 @@ from assay.models.unrecorded import Unrecorded
 from assay.sources.artifact_files import is_artifact
 from assay.support.names import place_in
 from assay.traces import Recorder, Store
-from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
+from assay.traces.resuming import DeathsInStore, close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.leases import Lease, acquire, held_by
 from assay.traces.store.listing import run_folder
 from assay.traces.store.location import home_of
@@ -169,8 +169,7 @@ def open_run(
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         left = close_running(opened, run_id.rpartition("-")[0] + "-")
-        deaths = Deaths(folder / "deaths.jsonl", running=left if resumed else ())
-        after.callback(deaths.close)
+        deaths = Deaths(DeathsInStore(opened, run_id), running=left if resumed else ())
         for line in deaths.notes:
             progress.say(f"note: {line}")
         # these kinds skip what was finished before; the others repeat it, so their count starts at zero
@@ -213,6 +212,7 @@ def open_run(
             status, failure = status_and_reason(error)
             raise
         finally:
+            deaths.close()
             if not opened.full:
                 _flushed(opened)
             opened.use_room(whole=True)

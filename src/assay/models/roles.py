@@ -91,9 +91,23 @@ def check_variables(model: str) -> None:
     Raises:
         ConfigError: a variable contains one; the message does not repeat it.
     """
-    provider = (model.partition("/")[0] if "/" in model else "openai").upper().replace("-", "_")
-    for name in (f"{provider}_BASE_URL", f"{provider}_API_BASE"):
-        check_address(os.environ.get(name), name, f"put the key into {provider}_API_KEY")
+    for name in address_variables(model):
+        check_address(os.environ.get(name), name, f"put the key into {key_variables(model)[0]}")
+
+
+def address_variables(model: str) -> list[str]:
+    """Environment variables from which clients take the address of a model's provider."""
+    return [f"{_prefix(model)}_BASE_URL", f"{_prefix(model)}_API_BASE"]
+
+
+def key_variables(model: str) -> list[str]:
+    """Environment variables from which clients take the key of a model's provider."""
+    return [f"{_prefix(model)}_API_KEY", *(["GOOGLE_API_KEY"] if model.startswith("gemini/") else [])]
+
+
+def _prefix(model: str) -> str:
+    provider = model.partition("/")[0] if "/" in model else "openai"
+    return provider.upper().replace("-", "_")
 
 
 @dataclass(frozen=True)
@@ -149,7 +163,7 @@ class Endpoint:
 def with_local_key(model: str, client: dict[str, Any]) -> dict[str, Any]:
     """Client settings with a placeholder key, for a local server without one."""
     address = str(client.get("api_base") or client.get("base_url") or "")
-    variable = f"{model.partition('/')[0].upper()}_API_KEY"
+    variable = key_variables(model)[0]
     if address and is_local(address) and not client.get("api_key") and not os.environ.get(variable):
         return {**client, "api_key": _NO_KEY}
     return client

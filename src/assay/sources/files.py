@@ -49,6 +49,8 @@ class SourceFiles:
             the program's folder, or too large.
         origins: the files that are copied, by their path on this machine.
         outside: the files of `missing`, and those of the working directory that the code names, with their path in it.
+        private: files that the code opens or names and that are not copied, with the reason.
+        left_out: those of folders that the code names.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -57,6 +59,8 @@ class SourceFiles:
     missing: list[str] = field(default_factory=list)
     origins: dict[Path, bytes] = field(default_factory=dict)
     outside: dict[Path, str] = field(default_factory=dict)
+    private: dict[Path, str] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)
 
     def add(self, name: str, module_name: str, attribute: str, *, without: Collection[Path] = ()) -> bool:
         """Add the files that an attribute of a loaded module needs, under the name by which it is loaded.
@@ -100,7 +104,10 @@ class SourceFiles:
             for opened, written in opened_for(key).items():
                 self._take_opened(opened, written, root, without)
         for file in _below(needed.named, without):
-            self._take(file, root, without)
+            if not self._take(file, root, without) and file not in needed.named:
+                self.left_out[file] = "the files are too large together, or too many"
+            if file.relative_to(root).as_posix() not in self.files and (why := _unfit(file, root)) is not None:
+                (self.private if file in needed.named else self.left_out)[file] = why
         self._note_nearby(needed.nearby, without)
         self.names[name] = f"{place}:{attribute}"
         return True
@@ -109,6 +116,9 @@ class SourceFiles:
         """Note files of the working directory, as many as an artifact's source may have."""
         size, folder = 0, Path.cwd().resolve()
         for file in itertools.islice(_below(named, without), _MOST_FILES):
+            if file not in named and (why := _unfit(file, folder)) is not None:
+                self.left_out[file] = why
+                continue
             size += file.stat().st_size
             if size <= _MOST_BYTES:
                 self.outside.setdefault(file, file.relative_to(folder).as_posix())
@@ -121,7 +131,7 @@ class SourceFiles:
             return
         file = file if file.is_relative_to(root) else file.resolve()
         if not file.is_relative_to(root):
-            if _is_of_the_machine(file) or _is_below(file, without):
+            if is_of_the_machine(file) or _is_below(file, without):
                 return
             if (twin := _twin(file, written, root)) is None:
                 self.missing.append(f"it reads {written}, which is outside of its folder {root}")
@@ -131,6 +141,8 @@ class SourceFiles:
         place = file.relative_to(root)
         why = _private(file, root, without)
         if why is not None and place.as_posix() not in self.files:
+            if not _is_below(file, without) and (reason := _unfit(file, root)) is not None:
+                self.private[file] = reason
             self.notes.append(
                 f"the program reads {place}, which its artifact does not contain: {why}. List it in {FILES} to copy it"
             )
@@ -178,8 +190,12 @@ def _private(file: Path, root: Path, without: Collection[Path]) -> str | None:
     """Reason why a file of a program's folder is not copied; None if it may be."""
     if _is_below(file, without):
         return "it is the data"
-    target = file.resolve()  # of a link
-    return unfit(file.relative_to(root)) or unfit(Path(target.name)) or _of_store(target)
+    return _unfit(file, root) or _of_store(file.resolve())
+
+
+def _unfit(file: Path, folder: Path) -> str | None:
+    """Reason why a file of a folder is private by its name, or that of the file that it links to."""
+    return unfit(file.relative_to(folder)) or unfit(Path(file.resolve().name))
 
 
 def _of_store(file: Path) -> str | None:
@@ -199,7 +215,7 @@ def _is_below(file: Path, folders: Iterable[Path]) -> bool:
     return any(file.is_relative_to(folder) for folder in folders)
 
 
-def _is_of_the_machine(file: Path) -> bool:
+def is_of_the_machine(file: Path) -> bool:
     """Whether a file belongs to the system or to a tool's settings and caches in the home folder."""
     if _is_below(file, _OF_THE_SYSTEM):
         return True
@@ -317,7 +333,7 @@ class _Needed:
             for base in dict.fromkeys((path.parent, *self._roots)):
                 places = (base / text, base / text.rpartition("/")[0])  # `f"facts/{topic}.txt"` names the folder
                 target = next((place for place in places if os.path.exists(place)), base).resolve()
-                if target in path.parents or target.suffix in _CODE or _is_environment(target):
+                if target in path.parents or target.suffix in _CODE or (target.is_dir() and _is_environment(target)):
                     continue
                 if self._root in target.parents:
                     yield target

@@ -160,7 +160,7 @@ _homes: dict[str, Path] = {}  # prefix of the modules' names -> folder `source` 
 _senders: dict[Path, set[str]] = {}  # folder of another machine's files -> paths there that were asked for in vain
 _MOST_MISSED = 10_000
 _installed = False
-_lstat = os.lstat  # as it is before `_install`
+_lstat, _open = os.lstat, os.open  # as they are before `_install`
 
 
 def find_files_of(prefix: str, home: Path) -> None:
@@ -197,7 +197,7 @@ def _install() -> None:
         return
     _installed = True
     builtins.open = io.open = _or_beside(builtins.open, builtins)
-    for name in ("stat", "lstat", "listdir", "scandir"):
+    for name in ("open", "stat", "lstat", "listdir", "scandir"):
         function = getattr(os, name)
         setattr(os, name, extended := _or_beside(function, os))
         for group in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
@@ -216,7 +216,8 @@ def _or_beside(function: Callable[..., Any], group: ModuleType) -> Callable[...,
         except FileNotFoundError:
             key = next((name for name in ("file", "path") if name in options), "")
             mode = options.get("mode", arguments[1] if len(arguments) > 1 else "r")
-            writes = isinstance(mode, str) and set(mode) & set("wax+")
+            flags = options.get("flags", arguments[1] if len(arguments) > 1 else 0) if function is _open else None
+            writes = _writes(mode, flags)
             file = _beside(arguments[0] if arguments else options.get(key))
             if writes or options.get("dir_fd") is not None or file is None:
                 raise

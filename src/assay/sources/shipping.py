@@ -24,13 +24,14 @@ from filelock import FileLock, Timeout
 
 from assay.errors import ConfigError
 from assay.sources.artifact_files import around
-from assay.sources.files import FILES, SourceFiles, is_user_file, largest
+from assay.sources.files import FILES, SourceFiles, is_of_the_machine, is_user_file, largest
 from assay.sources.modules import mount, private_roots
 from assay.sources.opened import find_files_of_sender, is_written, unfit
 
 _MOST_BYTES = 200_000_000  # bytes of all files; they are in memory on every machine
 _INSTALLED = ("dspy", "litellm")  # besides the modules of the job: what sends and parses the calls
 _PREFIX = "assay-host-"  # of temporary folders
+_TO_SEND = f"List it in {FILES} of its module to send it, or put the same file at this path on every host"
 ABSENT = ""  # hash of a file that does not exist
 
 
@@ -41,28 +42,33 @@ class Shipment:
     Attributes:
         files: contents by absolute path.
         elsewhere: hashes of files that it must have itself, by absolute path.
+        private: why those among them are not sent that would be if they had other names.
         installed: hashes or versions of installed modules that it must have, by name.
         folder: the working directory.
         roots: folders of the modules from files, by private name.
         path: folders of the user's on `sys.path`.
         variables: environment variables that it must have.
+        addresses: hashes of environment variables that must be the same there, or unset as here, by name.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)
+    private: dict[str, str] = field(default_factory=dict)
     installed: dict[str, str] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)
     roots: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
     variables: Sequence[str] = ()
+    addresses: dict[str, str] = field(default_factory=dict)
 
     @property
     def hashes(self) -> dict[str, str]:
-        """What both machines must see: hashes of files by path, and of installed modules by name."""
+        """What both machines must see: hashes of files by path, of installed modules and of variables by name."""
         return {
             **{path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()},
             **self.elsewhere,
             **self.installed,
+            **self.addresses,
         }
 
     def differences(self, seen: Mapping[str, str]) -> list[str]:
@@ -72,15 +78,25 @@ class Shipment:
             seen: as `hashes`, on the other machine.
         """
         return [
-            f"{name} {'is missing' if seen.get(name, ABSENT) == ABSENT else 'is another one'} there"
+            f"{name} {_difference(value, there)} there{self._why(name)}"
             for name, value in self.hashes.items()
-            if seen.get(name, ABSENT) != value
+            if (there := seen.get(name, ABSENT)) != value
         ]
+
+    def _why(self, name: str) -> str:
+        return f"; it is not sent because {self.private[name]}. {_TO_SEND}" if name in self.private else ""
+
+
+def _difference(here: str, there: str) -> str:
+    if there == ABSENT:
+        return "is missing"
+    return "is another one" if here != ABSENT else "is missing here and not"
 
 
 def shipment(
-    sources: SourceFiles, modules: Iterable[str], *, without: Collection[Path] = (), variables: Sequence[str] = ()
-) -> Shipment:
+    sources: SourceFiles, modules: Iterable[str], *, without: Collection[Path] = (), variables: Sequence[str] = (),
+    addresses: Iterable[str] = (),
+) -> Shipment:  # fmt: skip
     """What the code of a job needs on another machine.
 
     Args:
@@ -88,23 +104,31 @@ def shipment(
         modules: names of its modules.
         without: files that are not sent, such as the data.
         variables: see `Shipment`.
+        addresses: names of variables, see `Shipment`.
     Raises:
         ConfigError: the files are too large.
     """
-    files, elsewhere = dict(sources.origins), dict[str, str]()
+    files, elsewhere, private = dict(sources.origins), dict[str, str](), dict[str, str]()
     for folder in {artifact[0] for path in sources.origins if (artifact := around(path)) is not None}:
         files |= {path: path.read_bytes() for path in folder.rglob("*") if _is_part(path)}
     for path, written in sources.outside.items():
-        if path in without or unfit(Path(path.name)) is not None or is_written(path):
+        if path in without or is_written(path):
             continue
-        if path.is_relative_to(Path.cwd().resolve()) and not os.path.isabs(written):
+        is_near = path.is_relative_to(Path.cwd().resolve()) and not os.path.isabs(written)
+        if (why := _unfit(path)) is not None:
+            private[str(path)] = why
+        elif is_near:
             files[path] = path.read_bytes()
         else:
             elsewhere[str(path)] = _hash_of(path)
+    private |= {str(path): why for path, why in sources.private.items() if path not in without and not is_written(path)}
+    private = {path: why for path, why in private.items() if Path(path) not in files}
+    elsewhere |= {path: _hash_of(Path(path)) for path in private}
     _check_size(files)
     return Shipment(
         files={str(path): content for path, content in sorted(files.items())},
         elsewhere=elsewhere,
+        private=private,
         installed={name: _hash_of_module(name) for name in sorted({*modules, *_INSTALLED}) if _is_installed(name)},
         roots=private_roots(),
         path=[
@@ -113,7 +137,14 @@ def shipment(
             if "site-packages" not in folder and any(str(path).startswith(f"{folder}{os.sep}") for path in files)
         ],
         variables=variables,
+        addresses={name: _hash_of_variable(name) for name in addresses},
     )
+
+
+def _unfit(path: Path) -> str | None:
+    """Reason why a file is private: by its path in the working directory, elsewhere by its name."""
+    folder = Path.cwd().resolve()
+    return unfit(path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name))
 
 
 def _is_part(path: Path) -> bool:
@@ -155,6 +186,12 @@ def _hash_of(path: Path) -> str:
         return ABSENT
 
 
+def _hash_of_variable(name: str) -> str:
+    """Hash of an environment variable's value, which may contain a key; empty if it is not set."""
+    value = os.environ.get(name)
+    return hashlib.sha256(value.encode()).hexdigest() if value else ABSENT
+
+
 def _remove_left(file: Path) -> None:
     """Removes the folder of a process that was killed, by its lock."""
     lock = FileLock(file)
@@ -180,9 +217,16 @@ class Delivery:
         """Writes the files that changed, and makes this process work with them."""
         for path, content in sent.files.items():
             place = self._place(path)
+            if place.is_symlink():  # to a file that was not sent before
+                place.unlink()
             if not place.is_file() or place.read_bytes() != content:  # modules of a file that is written are run again
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(content)
+        for path in sent.elsewhere:
+            place = self._place(path)
+            if os.path.isfile(path) and not os.path.lexists(place):  # relative paths find it, and folders list it
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(path)
         working = self._place(sent.folder)
         working.mkdir(parents=True, exist_ok=True)
         os.chdir(working)
@@ -198,6 +242,7 @@ class Delivery:
             **{path: _hash_of(self._place(path)) for path in sent.files},
             **{path: _hash_of(Path(path)) for path in sent.elsewhere},
             **{name: _hash_of_module(name) for name in sent.installed},
+            **{name: _hash_of_variable(name) for name in sent.addresses},
         }
 
     def missed(self) -> list[str]:
@@ -216,11 +261,20 @@ class Delivery:
         return self.home / Path(path).relative_to(Path(path).anchor)
 
 
-def not_sent(missed: Iterable[str]) -> str | None:
+def not_sent(missed: Iterable[str], folders: Iterable[str] = ()) -> str | None:
     """The first file that code on another machine asked for and that only this machine has, with what to do about it;
-    None if there is none. Private files and files that a program wrote are not sent."""
+    None if there is none. Files that a program wrote are not sent.
+
+    Args:
+        folders: of the job, in which private files count: libraries look for others everywhere.
+    """
+    own = [Path(folder).resolve() for folder in folders]
     for name in missed:
         path = Path(name)
-        if is_user_file(path) and unfit(Path(path.name)) is None and not is_written(path):
+        if not is_user_file(path) or is_written(path):
+            continue
+        if (why := _unfit(path)) is None:
             return f"{path}, which was not sent: put it into the program's folder, and list it in {FILES} of its module"
+        if not is_of_the_machine(path) and any(path.is_relative_to(folder) for folder in own if folder.name):
+            return f"{path}, which is not sent because {why}. {_TO_SEND}"
     return None

@@ -263,7 +263,8 @@ class Recorder(Listener):
 
     def _time(self, at: float) -> float:
         """A time of this machine by the clock of the store, by which schedules and deployments are decided."""
-        return at if self.store is None else self.store.clock.of_machine(at)
+        clock = getattr(self.store, "clock", None)  # a host of a cluster has no store, and keeps its own time
+        return at if clock is None else float(clock.of_machine(at))
 
     @contextmanager
     def checking(self, rollout: Rollout, *, name: str) -> Iterator[None]:

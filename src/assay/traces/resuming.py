@@ -1,8 +1,9 @@
 """Cleans up after a killed run: closes its rollouts, settles its ledger and removes rollouts that were not replayed."""
 
 import hashlib
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,10 @@ from assay.models.unrecorded import Unrecorded
 from assay.traces.recorder import Recorder
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.listing import run_folder
+from assay.traces.store.rows import as_json
+from assay.traces.store.upserts import upsert
 
+_PAUSE_S = 5.0  # before a change is tried again, after the database did not take one
 _REASON = "interrupted: the process ended before the rollout did"
 
 
@@ -42,6 +46,32 @@ def _close(store: Store, key: str) -> list[str]:
         tasks = connection.execute(sa.select(r.c.task_id).where(*abandoned)).scalars().all()
         connection.execute(sa.update(r).where(*abandoned).values(**values))
     return sorted({task for task in tasks if task})
+
+
+class DeathsInStore:
+    """The tasks of a run that ended its processes, for `assay.evaluation.failures.Deaths`, on all machines."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+        self._again_at = 0.0
+
+    def read(self) -> dict[str, list[str]]:
+        table = schema.deaths
+        with self._store.engine.connect() as connection:
+            text = connection.execute(sa.select(table.c.tasks_json).where(table.c.run_id == self._run_id)).scalar()
+        return json.loads(text) if text else {}
+
+    def write(self, tasks: Mapping[str, Collection[str]]) -> None:
+        """Commits them. Tasks do not wait for a database that is out of reach, nor fail with it."""
+        if time.monotonic() < self._again_at:
+            return
+        table, store = schema.deaths, self._store
+        values = {"run_id": self._run_id, "tasks_json": as_json({name: sorted(ids) for name, ids in tasks.items()})}
+        try:
+            with store.changing() as connection:
+                connection.execute(upsert(store.engine.dialect.name, table), [values])
+        except (sa.exc.SQLAlchemyError, StoreError):
+            self._again_at = time.monotonic() + _PAUSE_S
 
 
 def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded, failure: str | None) -> None:

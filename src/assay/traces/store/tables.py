@@ -47,6 +47,14 @@ job_states = Table(
     Column("state_json", Text, nullable=False),
 )
 
+# Tasks that ended the processes of a run, and those that run now, see `assay.evaluation.failures.Deaths`.
+deaths = Table(
+    "deaths",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("tasks_json", Text, nullable=False),
+)
+
 # Columns ending in _json hold JSON as text: the same on both databases, not converted by a driver.
 rollouts = Table(
     "rollouts",
