@@ -122,6 +122,8 @@ def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool
         for run in ("job-1", "helper-1"):
             assert store.reserve_run(run, kind="tune", started_at=1.0)
         leader, helper = CapShare(store.engine, "job-1", "job-1"), CapShare(store.engine, "job-1", "helper-1")
+        lease = acquire(store.engine, "job:helper", 0.0)
+        assert lease is not None
         leader.reserve({"calls": 10}, caps)
         helper.reserve({"calls": 3}, caps)
         store.put_rollout(Rollout(id="r", run_id="helper-1", phase="search", status="running"))
@@ -144,6 +146,8 @@ def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool
         assert member.calls == used.calls + member.unrecorded.calls
         assert (killed.status, killed.failure) == ("error", FailureKind.CAP)
         assert store.run_row("helper-1")["status"] == "failed"
+        with pytest.raises(LostLease), lease.writing("a row"):  # if it was only cut off, it goes on no more
+            pass
 
 
 def test_the_latest_run_of_a_job_is_that_of_the_largest_number_whatever_its_clock(where: str) -> None:

@@ -68,12 +68,13 @@ class Replayed:
 @dataclass(frozen=True)
 class Recorded:
     """News since the last message: rollouts that have ended, transitions by the id of their rollout, unrecorded calls,
-    and files that the program asked for in vain."""
+    and files that the program asked for in vain. `at`: time of the host's clock."""
 
     rollouts: list[Rollout]
     transitions: list[tuple[str, Transition]]
     unrecorded: Unrecorded
     asked_in_vain: Sequence[str] = ()
+    at: float = field(default_factory=time.time)
 
 
 Message = Asked | Settled | Landed | GivenUp | Replayed | Recorded
@@ -253,6 +254,7 @@ class Exchange:
         self._exchange, self.session, self._check = exchange, session, check
         self._flights: dict[int, tuple[Flight, Sent]] = {}
         self._closed = threading.Event()
+        self._behind = float("inf")  # seconds of the host's clock; the message that took least time tells them best
         self.fault: BaseException | None = None  # ends the evaluation
         self._thread = threading.Thread(target=self._work, name="assay-host", daemon=True)
         self._thread.start()
@@ -310,6 +312,12 @@ class Exchange:
 
     def _record(self, recorded: Recorded) -> None:
         self._check(recorded)
+        self._behind = min(self._behind, self.session.recorder.by_store(time.time()) - recorded.at)
+        for rollout in recorded.rollouts:
+            rollout.started_at += self._behind
+            rollout.ended_at = None if rollout.ended_at is None else rollout.ended_at + self._behind
+        for _, transition in recorded.transitions:
+            transition.started_at += self._behind
         self.session.recorder.take_in(recorded.rollouts, recorded.transitions, unrecorded=recorded.unrecorded)
 
     def _lose(self) -> None:

@@ -25,7 +25,7 @@ from assay.errors import ArtifactError, AssayError, StopRun, unspoken
 from assay.evaluation import Progress
 from assay.models import Caps, Meter
 from assay.models.limits import LAST_CALLS_S
-from assay.models.meter import NO_PRICE
+from assay.models.meter import NO_PRICE, ONCE_BACK
 from assay.sources.artifact_files import is_artifact
 from assay.support.numbers import counted
 from assay.support.report import FULL_DISK
@@ -42,7 +42,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 def advised(stopped: str) -> str:
     """The reason of a run that ended early, with what to do: a cap is raised; other reasons say it themselves."""
-    if FULL_DISK in stopped or NO_PRICE in stopped or TAKEN_OVER in stopped:
+    if any(reason in stopped for reason in (FULL_DISK, NO_PRICE, TAKEN_OVER, ONCE_BACK)):
         return stopped
     return f"{stopped}; raise the cap and add `resume=True`"
 

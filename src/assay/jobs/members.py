@@ -29,7 +29,7 @@ from assay.optimizers.parameters.search import run_of
 from assay.traces import Store
 from assay.traces.resuming import close_running, ledger_of, ledger_place
 from assay.traces.store import tables as schema
-from assay.traces.store.leases import holder_of
+from assay.traces.store.leases import acquire, holder_of
 from assay.traces.store.shares import CapShare, Member, leads, members_of
 
 Worker: TypeAlias = Any  # settings of a search, see `assay.commands.tune.TuneWorker`
@@ -61,8 +61,18 @@ def is_cut_off(job: Job, trial: Any, *, of_run: Callable[[str | None], bool]) ->
 
 def is_running(store: Store, run_id: str) -> bool:
     """Whether a process holds the lease of a run: that of its job, or of the run itself if it is a part of another."""
-    names = run_id.rpartition("-")[0], run_id
-    return any(holder_of(store.engine, f"job:{name}") is not None for name in names)
+    return any(holder_of(store.engine, name) is not None for name in _leases_of(run_id))
+
+
+def _leases_of(run_id: str) -> list[str]:
+    return [f"job:{name}" for name in (run_id.rpartition("-")[0], run_id)]
+
+
+def _taken_over(store: Store, run_id: str) -> bool:
+    """Whether the process of a run has ended. If it only was cut off, it makes no further call once it is back."""
+    if is_running(store, run_id):
+        return False
+    return all(acquire(store.engine, name, 0.0) is not None for name in _leases_of(run_id))
 
 
 def await_members(job: Job) -> None:
@@ -88,7 +98,7 @@ def settle_killed(store: Store, run_id: str) -> None:
         run_id: of the process that leads the job.
     """
     for member in _begun(store, run_id):
-        if is_running(store, member.run_id):
+        if not _taken_over(store, member.run_id):
             continue
         phases, unrecorded = _used(store, member)
         CapShare(store.engine, run_id, member.run_id).end(phases, unrecorded, killed=True)

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import orjson
 import sqlalchemy as sa
 
+from assay.errors import StoreError
 from assay.models.scope import Repeats
 from assay.support import owned_files
 
@@ -126,6 +127,8 @@ class Ledger:
         owner: returns the id of the rollout that makes the current call. A call belongs to the rollout that sent it. In
             that rollout, its answer from the response cache replays a call that was paid for; in any other rollout it
             is an answer without cost.
+    Raises:
+        StoreError: the database of the store cannot be read.
     """
 
     def __init__(
@@ -150,9 +153,9 @@ class Ledger:
             self._engine = place if isinstance(place, sa.Engine) else _file(place)
             self._take_up()
             earlier, earlier_hits = self._read(_EARLIER), self._read(_EARLIER_HITS)
-        except sa.exc.DBAPIError:
+        except sa.exc.DBAPIError as error:
             if isinstance(place, sa.Engine):
-                raise
+                raise StoreError(f"the ledger of run {run} cannot be read: {error.orig}") from error
             self._engine, earlier, earlier_hits = _file(None), [], []  # the file is damaged or cannot be written
         self._earlier = {(row.key, row.attempt): row for row in (Sent(*values) for values in earlier)}
         self._earlier_hits = {name: (phase, count) for name, phase, count in earlier_hits}

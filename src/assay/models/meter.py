@@ -119,6 +119,7 @@ class SharedCaps(Protocol):
         """
 
 
+ONCE_BACK = "resume the run once it is back"  # ends the reason of a run that stopped because its database was away
 NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without a known price stopped
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 # Refused connections in a row, and seconds since the first of them, after which a server is taken as gone: one that is
@@ -334,8 +335,7 @@ class Meter:
         self._uncounted_since = self._uncounted_since or now
         if now - self._uncounted_since > UNCOUNTED_S:
             raise BudgetExceeded(
-                f"the database of the store has not taken the count of a call for {UNCOUNTED_S:g} s: resume the run "
-                "once it is back",
+                f"the database of the store has not taken the count of a call for {UNCOUNTED_S:g} s: {ONCE_BACK}",
                 what="rows",
             )
         return False

@@ -235,7 +235,7 @@ class Recorder(Listener):
         if shared:
             self._shared.add(rollout.id)
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
-        rollout.started_at = self._time(rollout.started_at)
+        rollout.started_at = self.by_store(rollout.started_at)
         if self._ids is not None:
             rollout.id = self._ids.of(rollout, scope=self.scope, key=key)
         self._write_rollout(rollout, interim=True)
@@ -251,17 +251,17 @@ class Recorder(Listener):
             missed.closed()
             if rollout.status == "running":
                 rollout.status = "done"
-            rollout.ended_at = self._time(time.time())
+            rollout.ended_at = self.by_store(time.time())
             self._write_rollout(rollout, interim=then_scored)
             self._trim(rollout)
 
     def identify(self, rollout: Rollout, transition: Transition) -> None:
         """Give a new call its time by the clock of the store, and an id of its own if its rollout is shared."""
-        transition.started_at = self._time(transition.started_at)
+        transition.started_at = self.by_store(transition.started_at)
         if rollout.id in self._shared and self.store is not None:
             transition.id = new_id()
 
-    def _time(self, at: float) -> float:
+    def by_store(self, at: float) -> float:
         """A time of this machine by the clock of the store, by which schedules and deployments are decided."""
         clock = getattr(self.store, "clock", None)  # a host of a cluster has no store, and keeps its own time
         return at if clock is None else float(clock.of_machine(at))
@@ -291,7 +291,7 @@ class Recorder(Listener):
                 yield
         finally:
             for checks in made:
-                checks.ended_at = self._time(time.time())
+                checks.ended_at = self.by_store(time.time())
                 self._write_rollout(checks)
                 self._trim(checks)
 
@@ -326,7 +326,7 @@ class Recorder(Listener):
         for rollout in self.open:
             if rollout.status == "running":
                 rollout.status, rollout.error, rollout.failure = "error", reason, FailureKind.CAP
-            rollout.ended_at = rollout.ended_at or self._time(time.time())
+            rollout.ended_at = rollout.ended_at or self.by_store(time.time())
             self._write_rollout(rollout)
         self._stopped = True
 
