@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.models.scope import Repeats
-from assay.support import owned_files
+from assay.support.places import left_files, opened_own, own_path, remove_own
 
 tables = sa.MetaData()
 
@@ -279,8 +279,8 @@ class Ledger:
         written = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
         with suppress(OSError):
             if self._own_file is None:
-                path = owned_files.own_path(self._aside)
-                self._own_file = owned_files.opened(path), path
+                path = own_path(self._aside)
+                self._own_file = opened_own(path), path
             # the line break comes first: a line that a full disk cut off does not join the next one
             self._own_file[0].write(b"\n" + orjson.dumps([_WRITES.index(statement), written]))
 
@@ -290,13 +290,13 @@ class Ledger:
         Raises:
             sqlalchemy.exc.DBAPIError: the database does not take it; it stays in the file.
         """
-        for file, path in owned_files.left_files(self._aside) if self._aside is not None else ():
+        for file, path in left_files(self._aside) if self._aside is not None else ():
             for line in file:
                 with suppress(ValueError):  # a line may be incomplete
                     statement, values = orjson.loads(line)
                     digests = {name: bytes.fromhex(values[name]) for name in ("key", "id") if name in values}
                     self._execute(_WRITES[statement], {**values, **digests})
-            owned_files.remove(file, path)
+            remove_own(file, path)
 
     def _write_waiting(self) -> None:
         while self._waiting and (began := time.monotonic()) >= self._retry_at:
@@ -311,7 +311,7 @@ class Ledger:
                 return
             self._waiting.pop(0)
             if self._own_file is not None and not self._waiting:
-                owned_files.remove(*self._own_file)
+                remove_own(*self._own_file)
                 self._own_file = None
 
     def _execute(self, statement: str, values: Mapping[str, Any]) -> sa.CursorResult[Any]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from assay.support import owned_files
+from assay.support.places import left_files, opened_own, own_path, remove_own
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 Owner = tuple[str, str]  # lease of the job that rows belong to, and the token of its holder
@@ -173,7 +173,7 @@ class Spill:
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        self.path = owned_files.own_path(path, _ENDING)
+        self.path = own_path(path, _ENDING)
         self.most, self.rows = most, 0
         self.owner: Owner | None = None
         self._size = self._read = 0  # bytes written, and read back
@@ -203,7 +203,7 @@ class Spill:
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            self._file = owned_files.opened(self.path)
+            self._file = opened_own(self.path)
         return self._file
 
     def first(self) -> Rows | None:
@@ -225,7 +225,7 @@ class Spill:
             size, rows = self._sizes.popleft()
             self._read, self.rows = self._read + size, self.rows - rows
             if not self._sizes and self._file is not None:
-                owned_files.remove(self._file, self.path)
+                remove_own(self._file, self.path)
                 self._file, self._size, self._read = None, 0, 0
 
     def leave(self) -> None:
@@ -239,7 +239,7 @@ class Spill:
 def leftover_batches(path: Path) -> Iterator[Iterator[tuple[Owner | None, Rows]]]:
     """Batches left by ended processes and whose they are, by file, oldest first. A file is removed once all its batches
     were read."""
-    for file, spill in owned_files.left_files(path, _ENDING):
+    for file, spill in left_files(path, _ENDING):
         yield _of_file(file, spill)
 
 
@@ -260,7 +260,7 @@ def _of_file(file: BinaryIO, path: Path) -> Iterator[tuple[Owner | None, Rows]]:
     for line in file:
         if line.endswith(b"\n"):  # the last one may be incomplete
             yield _as_rows(line)
-    owned_files.remove(file, path)
+    remove_own(file, path)
 
 
 def _as_rows(line: bytes) -> tuple[Owner | None, Rows]:
