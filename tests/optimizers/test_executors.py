@@ -35,6 +35,7 @@ from assay.sources.files import SourceFiles
 from assay.sources.shipping import Delivery, not_sent, shipment
 from assay.testing import scripted_lm
 from assay.traces import Store, Verdict
+from rigs.command_line import assay_command
 from rigs.ray_cluster import Node, can_hide, two_nodes
 
 ray = pytest.importorskip("ray")
@@ -106,6 +107,12 @@ def test_ray_results_equal_thread_results(
         )
         results[where] = (report.evaluation.scores, report.calls, report.tokens, report.unrecorded, stored)
     assert results["ray"] == results["threads"]
+    flags = [part for name, value in server.items() for part in (f"--{name.replace('_', '-')}", value)]
+    files = ["--rubric", local_settings["rubric"], "--data", local_settings["data"], "--store", str(tmp_path / "c.db")]
+    typed = assay_command(
+        "evaluate", mine, *files, *flags, "--size", "5", "--executor", "ray", "--no-preflight", "--json"
+    )
+    assert (typed.code, typed.report["tasks"]) == (0, 5), typed.stderr
     scores = results["ray"][0].values()
     assert len(scores) > 4
     assert len(set(scores)) > 1
