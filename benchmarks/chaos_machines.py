@@ -197,7 +197,7 @@ def password(case: Case) -> dict[str, Any]:
     first = case.start()
     case.until_sent(case.rng.randint(10, 40), first)
     with refused_writes(case):
-        time.sleep(5.0)  # under a cap, calls wait for the database
+        time.sleep(1.0)  # under a cap, calls wait for the database
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
     if not list(first.folder.glob(".assay/**/*.spill")):

@@ -237,3 +237,15 @@ def test_a_descending_range_is_refused_before_the_preflight(more: list[str]) -> 
     done = assay_command(*words)
     assert (done.code, "of temperature must rise and lie between" in done.stderr) == (2, True)
     assert not Path(".assay").exists()
+
+
+def test_a_rubric_that_has_changed_is_said_before_rollouts_are_run_again(place: Path) -> None:
+    said = Said()
+    settings = job(Flaky(every=10**6), size=12, n=1, preflight=False)
+    first = assay.collect(MINE, **settings)
+    again = assay.collect(MINE, **settings, resume=True, progress=said)
+    assert (again.kept_from_before, "note: " in "".join(said.lines)) == (first.rollouts, False)
+    Path("r.yaml").write_text(EXACT.replace("check: exact", "check: exact, weight: 2"))
+    other = assay.collect(MINE, **settings, resume=True, progress=said, max_calls=1)
+    assert "rollouts of this run were scored by another version of the rubric" in "".join(said.lines)
+    assert other.calls == first.calls  # answers come from the response cache

@@ -13,6 +13,7 @@ import pytest
 from importing_rows import chat, lines, request as otlp_request, span
 
 import assay
+from assay.jobs.recording import opened_store
 from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
@@ -246,6 +247,7 @@ def test_a_rollout_that_is_recorded_twice_by_its_id_has_all_calls(where: str) ->
         with assay.record("?", id="recorded", store=where) as run:
             for at in range(2):
                 run.call([user("?")], f"{number} {at}", model="m", reward=0.5 if at else None)
+    opened_store(where)[0].close()  # else it is closed when this process ends, and its server is gone by then
     with Store(where) as store:
         rollout = store.rollout("recorded")
     assert turns(rollout) == [(0, "0 0"), (1, "0 1"), (2, "1 0"), (3, "1 1")]

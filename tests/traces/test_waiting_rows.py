@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from assay.errors import StoreError
 from assay.support.addresses import DatabaseAddress
 from assay.traces import Rollout, Store
 from tests.rigs.command_line import assay_command
@@ -81,10 +82,12 @@ def test_rows_wait_while_rights_are_away_and_are_found_by_another_address_and_pa
     role = f"writer_{secrets.token_hex(4)}"
     with as_owner(empty_postgres_url) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'first'")
+        end = f"/{parts['dbname']}?host={parts['host']}"
+        with pytest.raises(StoreError, match="permission denied"):
+            Store(f"postgresql://{role}:first@{end}")
         connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
         connection.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
         connection.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
-        end = f"/{parts['dbname']}?host={parts['host']}"
         store = Store(f"postgresql://{role}:first@{end}")
         connection.execute(f"REVOKE {rights} FROM {role}")
         left_behind(store, 2)

@@ -153,7 +153,7 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
             try:
                 collection.run()
             except BudgetExceeded as cap:
-                job.status, collection.stopped = "stopped", str(cap)
+                job.status, job.reason, collection.stopped = "stopped", str(cap), str(cap)
             finally:
                 curriculum = collection.keep_curriculum()
             if collection.schedule is not None:

@@ -19,11 +19,11 @@ from assay.evaluation.metrics import Budget, TaskRun, figures_of, measure, run_o
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
 from assay.programs import program_version
-from assay.rubrics import ScoreResult
+from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import ScoredRun, coverage_report, mean_result
 from assay.support.numbers import figure
 from assay.support.report import ReportRepr, measure_text
-from assay.traces import Rollout
+from assay.traces import Rollout, Store
 
 _BY_TASK = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
 
@@ -257,6 +257,14 @@ def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False)
         r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP and r.program_version == version
     ]
     return {(r.task_id, r.sample): _run_of(store.rollout(r.id), program.has_tools) for r in rows}
+
+
+def scored_otherwise(store: Store, run_id: str, rubric: Rubric) -> int:
+    """Number of rollouts of a run that another version of this rubric scored; 0 if any was scored by this one."""
+    by_rubric = Counter(row.rubric for row in store.rollouts(run_id=run_id) if row.score is not None)
+    if by_rubric[f"{rubric.name}@{rubric.version}"]:
+        return 0
+    return sum(count for name, count in by_rubric.items() if name.rpartition("@")[0] == rubric.name)
 
 
 def _run_of(rollout: Rollout, has_tools: bool) -> ScoredRun:

@@ -22,7 +22,7 @@ from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ConfigError
 from assay.evaluation import Evaluation, Progress, RecordedProgram, Session
-from assay.evaluation.evaluation import finished_runs
+from assay.evaluation.evaluation import finished_runs, scored_otherwise
 from assay.evaluation.executors import RayExecutor
 from assay.evaluation.hosts import HostMeter, Outbox
 from assay.jobs.arguments import check_state
@@ -82,6 +82,7 @@ class Job:
     artifact: Artifact | None
     rubric_path: str | Path | None  # file or shipped name; None for a rubric made in Python
     status: str = "done"
+    reason: str | None = None  # why it was stopped, if no report says it
     openings: Openings | None = None  # of the test split, once this job has opened it
     ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
     was_done: bool = False  # an earlier process had completed it
@@ -284,8 +285,13 @@ def open_job(
         for line in column_lines(splits.columns, fields, compared):
             progress.say(line)
         _warn(job, progress, moved)
+        if session.recorder.resumed and (others := scored_otherwise(run.store, run.run_id, session.rubric)):
+            progress.say(
+                f"note: {counted(others, 'rollouts')} of this run were scored by another version of the rubric: they "
+                "are run again, and answers that the response cache of this machine does not have are paid again"
+            )
         yield job
-        run.status, run.ended = job.status, job.ended
+        run.status, run.reason, run.ended = job.status, job.reason, job.ended
 
 
 def completed(config: _Config, artifact: Artifact | None, store: str | Path | None) -> _Config:

@@ -208,7 +208,7 @@ def work(config: Worker, leader: str, progress: Progress) -> JoinReport:
                         search(objective, val, space, config.search, study, run=job.run_id, helping=True)
                     job.status = "done"
                 except BudgetExceeded as cap:
-                    stopped = str(cap)
+                    stopped = job.reason = str(cap)
                 states = [trial.state.name for trial in study.get_trials(deepcopy=False) if run_of(trial) == job.run_id]
                 return JoinReport(
                     run_id=job.run_id, leads=leader, study=study.study_name, trials=len(states),

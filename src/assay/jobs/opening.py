@@ -87,8 +87,8 @@ def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str, *, to_help
         if lease is None:
             raise ConfigError(
                 f"this very job is running already on {held_by(engine, name) or 'this machine'}: wait until it has "
-                f"ended{f', or {to_help}' if to_help else ''}. Of a machine that is gone a job can be resumed "
-                f"{LEASE_S:g} s after its last sign of life"
+                f"ended{f', or {to_help}' if to_help else ''}. If its process is gone, continue it with `resume=True`: "
+                f"in the folder where it ran at once, elsewhere {LEASE_S:g} s after its last sign of life"
             )
         held.write_text(f"{lease.token}\n{this_machine()}", encoding="utf-8")
         with lease:
@@ -136,6 +136,7 @@ class Run:
     reflection: LanguageModel | None
     threads: int
     status: str = "done"
+    reason: str | None = None  # why it was stopped, if no report says it
     ended: bool = False  # an earlier process had ended it and nothing was run
     was_done: bool = False  # an earlier process had completed it
     deaths: Deaths = field(default_factory=Deaths)
@@ -203,7 +204,7 @@ def open_run(
             )  # fmt: skip
             with ended_in_order(meter, recorder, opened, progress, to_continue="continue with `resume=True`"):
                 yield run
-            status = run.status
+            status, failure = run.status, run.reason
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:

@@ -501,7 +501,7 @@ class Meter:
                 f"{amount:g}",
                 what=unit,
             )
-        repeated = f": {counted(again, 'calls')} were sent again after a kill" if again else ""
+        repeated = f": {counted(again, 'calls')} were sent again" if again else ""
         raise BudgetExceeded(f"the cap of {counted(cap, unit)} is reached{repeated}", what=unit)
 
     def add(self, spent: Usage) -> None:

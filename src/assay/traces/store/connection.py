@@ -79,7 +79,9 @@ def _revision(engine: sa.Engine) -> str | None:
     try:
         with engine.connect() as connection:
             return connection.execute(sa.select(schema.revisions.c.version_num)).scalar()
-    except (sa.exc.OperationalError, sa.exc.ProgrammingError):
+    except (sa.exc.OperationalError, sa.exc.ProgrammingError) as error:
+        if getattr(error.orig, "sqlstate", None) == _NO_RIGHTS:
+            raise
         return None  # the table does not exist; another cause (no connection) raises again when it is created
 
 
@@ -116,7 +118,8 @@ _WRITE_SQLITE = 778  # SQLITE_IOERR_WRITE: also for EDQUOT and EFBIG
 _MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a new one
 # SQLSTATE of outages that psycopg does not raise as OperationalError: a read-only server, rights taken away, also those
 # on the schema, whose tables are then out of sight
-_PASSING_POSTGRES = ("25006", "42501", "42P01", "3F000")
+_NO_RIGHTS = "42501"
+_PASSING_POSTGRES = ("25006", _NO_RIGHTS, "42P01", "3F000")
 
 
 def open_engine(address: DatabaseAddress) -> sa.Engine:
