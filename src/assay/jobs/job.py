@@ -433,7 +433,8 @@ def _ray_executor(
 ) -> RayExecutor:
     """An executor whose hosts open sessions of their own and trust what this process trusts."""
     trusted = frozenset(entry.sha256 for entry in entries())
-    config = replace(config, progress=None) if hasattr(config, "progress") else config  # it shows things here
+    here: dict[str, Any] = {"progress": None} if hasattr(config, "progress") else {}  # it prints on this machine
+    config = replace(config, **here)
     make_session = functools.partial(_session_on_a_host, config, without_graders(rubric), name, run.run_id, trusted)
     return RayExecutor(make_session, program, sender, threads=run.threads, caps=run.meter.caps)
 
