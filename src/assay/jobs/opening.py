@@ -184,7 +184,7 @@ def open_run(
         meter.unrecorded = lambda: recorder.missed.calls
         if opened.address.file is None:
             # the lease last: a call that was counted while this process had the job is known to who takes it over
-            meter.is_counting = lambda: ledger.is_complete() and not lease.is_doubtful
+            meter.is_counting = lambda: ledger.is_complete() and not (lease.lost or lease.is_doubtful)
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             name = config.model_name

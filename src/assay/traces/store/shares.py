@@ -2,7 +2,9 @@
 
 A process reserves in blocks, which become smaller as the cap comes nearer, down to one call. The process that leads
 the job has the first row; what it keeps for later phases is part of its own reservation. A process that ends gives back
-what it X"""
+what it has not used. What a killed process had reserved stays reserved; once its calls have been counted, only its
+tokens and dollars do.
+"""
 
 import json
 from collections.abc import Mapping
