@@ -171,6 +171,14 @@ def test_with_a_cap_a_call_waits_until_the_server_has_counted_it(
             with pytest.raises(BudgetExceeded, match="once it is back"), by.sending("ef" * 32):
                 pass
             assert by.in_flight == 0
+            connection.rollback()
+        by.ledger.close()
+        again = meter(store.engine, calls=4)  # three calls were counted, of which one was not sent
+        assert (again.usage.calls, again.usage.errors) == (3, 1)
+        with again.sending("ef" * 32):
+            assert again.usage.repeated == 1
+        with store.engine.connect() as connection:
+            connection.exec_driver_sql("LOCK TABLE calls IN EXCLUSIVE MODE")
             meter(store.engine).reserve("0a" * 32)  # without a cap it is sent
 
 

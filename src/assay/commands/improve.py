@@ -352,6 +352,7 @@ class _Improvement:
     def run(self) -> ImproveReport:
         """Runs or continues the improvement."""
         from assay.jobs.opening import artifact_place
+        from assay.traces.store.leases import LostLease
 
         settings = self.settings
         place = artifact_place(self.store, settings.out, settings.name, resume=settings.resume)
@@ -360,6 +361,8 @@ class _Improvement:
         if self.plan is None:
             try:
                 self._check_start()
+            except LostLease:  # its state and its folder are those of another process now
+                raise
             except AssayError:  # then there is nothing to resume
                 self.opened.put_state(settings.state_key, {})
                 remove_folder(self.folder, self.owner)
@@ -396,7 +399,7 @@ class _Improvement:
         if owner is not None and owner.startswith(f"improvement {self.settings.name} of ") and owner != self.owner:
             raise ConfigError(
                 f"the improvement {self.settings.name!r} was begun on another store: name that one (`store`), or take "
-                "another name"
+                f"another name. Its files are in {self.folder}: remove them if that store is gone"
             )
         state = self.opened.states(key).get(key)
         begun = resume and _is_state(state)
@@ -460,9 +463,11 @@ class _Improvement:
         self._check_lease()
 
     def _check_lease(self) -> None:
-        """Raises `LostLease` if another process has taken this improvement over."""
-        with self.opened.changing():
-            pass
+        """Raises `LostLease` if another process has taken this improvement over. Waits for a store that is away."""
+        from assay.jobs.studies import check_lease
+        from assay.traces.store.leases import patiently
+
+        patiently(lambda: check_lease(self.opened))
 
     def _ended(self, *, done: bool) -> "FinishedRun":
         """The stored report: in place of the state, or beside it if a cap ended the improvement."""
@@ -782,6 +787,7 @@ class _Improvement:
         self._ended(done=done).keep(self.report.to_dict())
         with suppress(StoreError):  # the report is returned all the same
             self.opened.flush()  # first: a state without its folder could not be continued
+            self._check_lease()
             if done:
                 remove_folder(self.folder, self.owner)
 

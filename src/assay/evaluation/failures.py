@@ -183,7 +183,7 @@ class Kept(Protocol):
 
     def read(self) -> dict[str, list[str]]: ...
 
-    def write(self, tasks: Mapping[str, Collection[str]]) -> None: ...
+    def write(self, tasks: Mapping[str, Collection[str]], *, last: bool = False) -> None: ...
 
 
 class Deaths:
@@ -259,8 +259,10 @@ class Deaths:
         finally:
             with self._turn:
                 self._running[task] -= 1
+                if not self._running[task]:
+                    del self._running[task]
                 self._suspects.discard(task)
-                to_keep = suspect or not any(self._running.values())
+                to_keep = suspect or not self._running
             if to_keep:  # else the next task that begins keeps it: only a suspect could be blamed by that
                 self._keep()
             with self._turn:
@@ -275,7 +277,7 @@ class Deaths:
         """The process ends in order: the tasks that it leaves are no suspects."""
         with self._writing:
             self._running.clear()
-            self._write()
+            self._write(last=True)
             self._kept = None
 
     def _keep(self) -> None:
@@ -287,14 +289,13 @@ class Deaths:
             if self._written < change:
                 self._write()
 
-    def _write(self) -> None:
+    def _write(self, *, last: bool = False) -> None:
         if self._kept is None:
             return
         with self._turn:
             self._written = self._changes
-            running = [task for task, runs in self._running.items() if runs > 0]
-            tasks = {"running": running, "suspects": [*self._suspects], "blamed": [*self._blamed]}
-        self._kept.write(tasks)
+            tasks = {"running": [*self._running], "suspects": [*self._suspects], "blamed": [*self._blamed]}
+        self._kept.write(tasks, last=last)
 
     def _died(self, running: set[str]) -> None:
         """Takes in that a process died while it ran these tasks."""

@@ -301,7 +301,7 @@ class Exchange:
         try:
             sent = meter.begun(flight, asked.key, inside=inside, owner=asked.owner)
             if sent is not None:
-                meter.await_count()
+                meter.await_count(sent)
         except BaseException as error:  # a cap, a cancelled run: raised in the host's call
             if sent is not None:
                 meter.ended(flight)

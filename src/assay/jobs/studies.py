@@ -173,7 +173,7 @@ def study_of(
 def check_lease(store: Store) -> None:
     """Raises `LostLease` if another process has taken the job over; otherwise none can for the length of a lease."""
     if store.lease is not None:
-        with store.lease.writing("a trial"):
+        with store.lease.writing("the lease"):
             pass
 
 

@@ -155,6 +155,7 @@ class Ledger:
             earlier, earlier_hits = self._read(_EARLIER), self._read(_EARLIER_HITS)
         except sa.exc.DBAPIError as error:
             if isinstance(place, sa.Engine):
+                self._disconnect()
                 raise StoreError(f"the ledger of run {run} cannot be read: {error.orig}") from error
             self._engine, earlier, earlier_hits = _file(None), [], []  # the file is damaged or cannot be written
         self._earlier = {(row.key, row.attempt): row for row in (Sent(*values) for values in earlier)}
@@ -291,11 +292,12 @@ class Ledger:
             sqlalchemy.exc.DBAPIError: the database does not take it; it stays in the file.
         """
         for file, path in left_files(self._aside) if self._aside is not None else ():
-            for line in file:
-                with suppress(ValueError):  # a line may be incomplete
-                    statement, values = orjson.loads(line)
-                    digests = {name: bytes.fromhex(values[name]) for name in ("key", "id") if name in values}
-                    self._execute(_WRITES[statement], {**values, **digests})
+            with self._engine.begin() as connection:  # all of it or nothing: amounts are added
+                for line in file:
+                    with suppress(ValueError):  # a line may be incomplete
+                        statement, values = orjson.loads(line)
+                        digests = {name: bytes.fromhex(values[name]) for name in ("key", "id") if name in values}
+                        connection.exec_driver_sql(*self._spelled(_WRITES[statement], {**values, **digests}))
             remove_own(file, path)
 
     def _write_waiting(self) -> None:

@@ -126,6 +126,7 @@ _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 # restarted is waited for, by DSPy's retries.
 REFUSED, GONE_S = 16, 15.0
 UNCOUNTED_S = 90.0  # that calls wait for a database that does not count them; then the run stops
+_UNWATCHED_S = 30.0  # longer than a look takes at a database that does not answer
 CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
 nested: ContextVar[tuple[Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
 
@@ -165,7 +166,8 @@ class Meter:
         self.obstacle: Callable[[], str | None] = lambda: None
         # whether other machines that run the job know of each call before it is sent; with a cap, calls wait until then
         self.is_counting: Callable[[], bool] = lambda: True
-        self._uncounted_since: float | None = None
+        # since when calls wait for that, and when one last looked
+        self._uncounted: tuple[float, float] | None = None
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
         self.ends_without_server = False  # whether a run ends once connections are refused for a while
         self._refused, self._refused_since = 0, 0.0
@@ -281,7 +283,7 @@ class Meter:
                 self._landed.wait(CHECK_S)
         token = nested.set((*nested.get(), flight))
         try:
-            self.await_count()
+            self.await_count(sent)
             yield sent
         finally:
             nested.reset(token)
@@ -310,15 +312,21 @@ class Meter:
             self._flights.append(flight)
             return sent
 
-    def await_count(self) -> None:
+    def await_count(self, sent: Sent) -> None:
         """Returns once other machines know of a call that has begun, or need not; it may be sent then.
+
+        A call that gives up has failed: its next attempt is no repetition of one that may have been answered.
 
         Raises: as `_counts`.
         """
-        with self._landed:
-            while not self._counts():
-                leave_if_abandoned()
-                self._landed.wait(CHECK_S)
+        try:
+            with self._landed:
+                while not self._counts():
+                    leave_if_abandoned()
+                    self._landed.wait(CHECK_S)
+        except BaseException:
+            self.settle(sent, prompt_tokens=None, completion_tokens=None, cost_usd=None, failed=True)
+            raise
 
     def _counts(self) -> bool:
         """Whether other machines know of each call so far, or need not.
@@ -329,11 +337,13 @@ class Meter:
         """
         self._check_can_go_on()
         if not self.caps.any or self.is_counting():
-            self._uncounted_since = None
+            self._uncounted = None
             return True
         now = time.monotonic()
-        self._uncounted_since = self._uncounted_since or now
-        if now - self._uncounted_since > UNCOUNTED_S:
+        since, last = (now, now) if self._uncounted is None else self._uncounted
+        since = now if now - last > _UNWATCHED_S else since  # no call has waited meanwhile
+        self._uncounted = since, now
+        if now - since > UNCOUNTED_S:
             raise BudgetExceeded(
                 f"the database of the store has not taken the count of a call for {UNCOUNTED_S:g} s: {ONCE_BACK}",
                 what="rows",

@@ -61,9 +61,13 @@ class DeathsInStore:
             text = connection.execute(sa.select(table.c.tasks_json).where(table.c.run_id == self._run_id)).scalar()
         return json.loads(text) if text else {}
 
-    def write(self, tasks: Mapping[str, Collection[str]]) -> None:
-        """Commits them. Tasks do not wait for a database that is out of reach, nor fail with it."""
-        if time.monotonic() < self._again_at:
+    def write(self, tasks: Mapping[str, Collection[str]], *, last: bool = False) -> None:
+        """Commits them. Tasks do not fail with a database that is out of reach, and few of them wait for it.
+
+        Args:
+            last: the process ends, so it is tried in any case.
+        """
+        if not last and time.monotonic() < self._again_at:
             return
         table, store = schema.deaths, self._store
         values = {"run_id": self._run_id, "tasks_json": as_json({name: sorted(ids) for name, ids in tasks.items()})}
