@@ -137,6 +137,7 @@ def _message(request: dict[str, Any], sample: int) -> dict[str, Any]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body of an answer are two writes
     server: PromptServer
 
     def do_POST(self) -> None:

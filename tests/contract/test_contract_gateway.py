@@ -108,6 +108,7 @@ def upstream() -> Iterator[Upstream]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body of an answer are two writes
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -11,6 +11,7 @@ from typing import Any
 
 import dspy
 import pytest
+from tqdm.std import tqdm
 
 import assay
 from assay.datasets import Task
@@ -92,6 +93,23 @@ def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[...,
     assert set(evaluation.scores.values()) == {1.0}
     assert set(evaluation.calls.values()) == {3.0}
     assert running.recorder.unrecorded.calls == 0
+
+
+class Emptied(tqdm):
+    """A bar that is made while `dspy.Parallel` in another thread empties the set of all bars."""
+
+    def __init__(self) -> None:
+        self._instances.clear()
+        super().__init__(disable=True)
+
+
+def test_a_program_may_draw_a_bar_while_another_one_starts_parallel_calls() -> None:
+    def way(ask: Callable[[int], Any]) -> None:
+        Emptied()
+        by_parallel(ask)
+
+    running = session(threads=2)
+    assert set(evaluate(RecordedProgram(Divided(way), running), TASKS, running).scores.values()) == {1.0}
 
 
 MODULES = """

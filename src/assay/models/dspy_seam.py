@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import dspy
+from tqdm.std import tqdm
 
 from assay.errors import ConfigError
 from assay.support.lazy import check_version, version_of
@@ -214,6 +216,26 @@ def patch_parsing(wrap: Wrapper) -> None:
         adapter.parse = wrap(adapter.parse)
 
     _patch_subclasses(dspy.Adapter, patch)
+
+
+class _Bars(WeakSet[Any]):
+    """The progress bars that tqdm knows, which threads may forget at any time."""
+
+    def remove(self, item: Any) -> None:
+        self.discard(item)
+
+    def clear(self) -> None:
+        with tqdm.get_lock():
+            super().clear()
+
+
+def guard_bars() -> None:
+    """Lets programs that call `dspy.Parallel` run in several threads.
+
+    Each call empties the set of tqdm's bars, which all threads share. A bar that another thread was making at that
+    moment raises KeyError or RuntimeError, and its program failed.
+    """
+    tqdm._instances = _Bars(tqdm._instances)
 
 
 def with_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,6 +46,7 @@ def _tokens(text: str, alternatives: int) -> list[dict[str, Any]]:
 def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body of an answer are two writes
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
