@@ -111,14 +111,14 @@ def evaluated(folder: Path, executor: str, threads: int, api: str) -> None:
 
 
 def call_ms(folder: Path, executor: str, threads: int) -> float:
-    """Mean time of a call of 50 ms inside the program; the first ten, which load modules, are not in it."""
+    """Median time of a call of 50 ms inside the program; the first ten, which load modules, are not in it."""
     times = folder / "times"
     (folder / "p.py").write_text(f"{TIMED}\n\nTIMES = {str(times)!r}\n")
     with scripted_server.running(folder / "log", delay_ms=CALL_S * 1000) as api:
         evaluated(folder, executor, threads, api)
     seconds = [float(line) for line in times.read_text().split()]
     times.unlink()
-    return statistics.mean(seconds[10:]) * 1000
+    return statistics.median(seconds[10:]) * 1000
 
 
 @contextmanager
