@@ -218,6 +218,23 @@ def patch_parsing(wrap: Wrapper) -> None:
     _patch_subclasses(dspy.Adapter, patch)
 
 
+def keep_converters() -> None:
+    """Lets DSPy's adapters make one converter of a plain type instead of one for each value of a prompt, which was most
+    of the time of rendering demonstrations."""
+    if _CONVERTER.moved:
+        return
+    owner, name = _CONVERTER.place
+    plain: Any = getattr(owner, name)
+    kept = {kind: plain(kind) for kind in (str, int, float, bool, type(None), list, dict)}
+
+    def converter(kind: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(kind, type) and kind in kept and not args and not options:
+            return kept[kind]
+        return plain(kind, *args, **options)
+
+    setattr(owner, name, converter)
+
+
 class _Bars(WeakSet[Any]):
     """The progress bars that tqdm knows, which threads may forget at any time."""
 
@@ -245,6 +262,7 @@ def with_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _CALLBACKS = Part("dspy.utils.callback", "with_callbacks", ("fn",))
 _TYPE_SAFE = Part("dspy.clients.typesafe", "TypeSafe")
+_CONVERTER = Part("dspy.adapters.utils", "TypeAdapter", ("type",))
 _BY_MESSAGES = Part("dspy.clients._deprecation", "adapter_message_call", ("lm", "messages"))
 _ADAPTIVE = Part("dspy._vendor.lm15.providers.anthropic", "anthropic_adaptive_class")
 EVALUATE = Part("dspy.evaluate.evaluate", "Evaluate.__call__", ("program", "metric", "devset"))

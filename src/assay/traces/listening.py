@@ -21,7 +21,15 @@ import dspy
 from assay.errors import StopRun
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
-from assay.models.dspy_seam import PartMoved, guard_bars, handed_over, patch_calls, patch_overrides, patch_parsing
+from assay.models.dspy_seam import (
+    PartMoved,
+    guard_bars,
+    handed_over,
+    keep_converters,
+    patch_calls,
+    patch_overrides,
+    patch_parsing,
+)
 from assay.models.entries import Opened, wrapped
 from assay.models.limits import awaited_within_tool_limit, current_tool_limit, within_tool_limit
 from assay.models.meter import Meter
@@ -119,6 +127,7 @@ def _install() -> None:
         patch_calls(lm=lambda plain: wrapped(plain, _opened), tool=_with_tool_events)
         patch_overrides(_recorded_override)
         patch_parsing(_watched)
+        keep_converters()
         guard_bars()
         _installed = True
 
