@@ -7,6 +7,7 @@ nothing. A crash of the machine or the server may lose the rows of the last seco
 Stores no requests and no answers: the response cache does.
 """
 
+import functools
 import hashlib
 import re
 import threading
@@ -335,9 +336,13 @@ class Ledger:
 
     def _spelled(self, statement: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """A statement with the names of its values as the driver writes them, and these values."""
-        names = _NAME.findall(statement)
-        text = statement if self._engine.dialect.name == "sqlite" else _NAME.sub(r"%(\1)s", statement)
+        text, names = _spelling(statement, self._engine.dialect.name)
         return text, {name: values[name] for name in names}
+
+
+@functools.cache
+def _spelling(statement: str, dialect: str) -> tuple[str, list[str]]:
+    return statement if dialect == "sqlite" else _NAME.sub(r"%(\1)s", statement), _NAME.findall(statement)
 
 
 def _add(total: dict[str, float], amounts: Mapping[str, float]) -> None:
