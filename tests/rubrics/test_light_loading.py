@@ -1,4 +1,4 @@
-"""A rubric of checks is loaded and scored without DSPy, a model or a database, as a suite of unit tests needs it."""
+"""What is not imported: DSPy and a database by a rubric of checks, litellm by jobs with a server of the user's own."""
 
 import subprocess
 import sys
@@ -21,3 +21,19 @@ def test_a_rubric_of_checks_loads_neither_dspy_nor_sqlalchemy(tmp_path: Path) ->
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n{criteria}")
     done = subprocess.run([sys.executable, "-c", CODE], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["[]", "1.0", "[]"], done.stderr
+
+
+EVALUATED = """
+import sys, assay
+from assay.testing import scripted_server
+with scripted_server.running() as api:
+    report = assay.evaluate("p.py:program", rubric="exact", data="d.csv", split="all", model="openai/m", api_base=api)
+print(report.to_dict()["cost_usd"], sorted({'litellm', 'openai', 'torch'} & sys.modules.keys()))
+"""
+
+
+def test_an_evaluation_on_a_server_of_ones_own_does_not_load_litellm(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text('import dspy\n\nprogram = dspy.Predict("question -> answer")\n')
+    (tmp_path / "d.csv").write_text("question,answer\nWhat is 1 + 1?,2\nWhat is 2 + 1?,3\n")
+    done = subprocess.run([sys.executable, "-c", EVALUATED], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "None []", done.stderr

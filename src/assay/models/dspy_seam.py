@@ -179,6 +179,16 @@ def handed_over(lm: Any, other: Any) -> Iterator[None]:
         yield
 
 
+def calls_itself(lm: Any) -> bool:
+    """Whether DSPy sends a model's requests by itself; else, or if it does not say so, it imports litellm."""
+    if _BACKEND.moved:
+        return False
+    try:
+        return bool(getattr(*_BACKEND.place)(lm).native)
+    except Exception:  # the call itself raises it, with its own words
+        return False
+
+
 def public_entries(owner: type) -> tuple[str, ...]:
     """Names of the public methods of a class of models that call the model, as far as this version of DSPy has them."""
     names = ("__call__", "acall", "generate", "agenerate", "stream", "astream")
@@ -262,6 +272,7 @@ def with_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _CALLBACKS = Part("dspy.utils.callback", "with_callbacks", ("fn",))
 _TYPE_SAFE = Part("dspy.clients.typesafe", "TypeSafe")
+_BACKEND = Part("dspy.clients.backend_selection", "select_backend", ("lm",))
 _CONVERTER = Part("dspy.adapters.utils", "TypeAdapter", ("type",))
 _BY_MESSAGES = Part("dspy.clients._deprecation", "adapter_message_call", ("lm", "messages"))
 _ADAPTIVE = Part("dspy._vendor.lm15.providers.anthropic", "anthropic_adaptive_class")

@@ -22,7 +22,7 @@ from dspy.utils.exceptions import (
 from assay.errors import ConfigError
 from assay.models.calls import is_refused
 from assay.models.codec import chat_body, failure_in, response_of, text_of, with_completion
-from assay.models.dspy_seam import call_with_messages
+from assay.models.dspy_seam import call_with_messages, calls_itself
 from assay.models.entries import current_entry
 from assay.models.roles import check_address, check_variables
 from assay.models.scope import having
@@ -196,7 +196,8 @@ class HostedBackend:
 
     def load(self) -> None:
         """Import the clients: seconds, which belong to no call's latency."""
-        quiet_litellm()
+        if not calls_itself(self.lm):
+            quiet_litellm()
         _install()
 
     @property

@@ -3,10 +3,17 @@
 Unknown is None, never 0. Settings import this module, so it loads DSPy and litellm only for a price.
 """
 
+import functools
 import math
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 from assay.errors import ConfigError
 from assay.models.roles import is_embedded
@@ -68,6 +75,8 @@ def price(model: str, prompt_tokens: int, completion_tokens: int, *, own: Price 
         return 0.0
     from assay.models.hosted import quiet_litellm
 
+    if not _may_be_listed(model):
+        return None
     litellm = quiet_litellm()
     try:
         entry = litellm.model_cost[litellm.get_model_info(model)["key"]]
@@ -77,6 +86,26 @@ def price(model: str, prompt_tokens: int, completion_tokens: int, *, own: Price 
         return float(sum(costs))
     except Exception:  # litellm raises its own kinds for models it has no price for
         return None
+
+
+def _may_be_listed(model: str) -> bool:
+    """Whether litellm, which takes seconds to import, may have a price: it strips versions and regions from names."""
+    loaded, local = "litellm" in sys.modules, os.environ.get("LITELLM_LOCAL_MODEL_COST_MAP", "")
+    if loaded or local.lower() != "true" or model.startswith("ollama"):  # it asks the server for models of Ollama
+        return True
+    name = model.lower()
+    return any(listed in name for listed in _listed_names())
+
+
+@functools.cache
+def _listed_names() -> frozenset[str]:
+    """Names in litellm's table, without providers; the empty name, which is in all names, if it cannot be read."""
+    spec = find_spec("litellm")
+    try:
+        file = Path(str(spec and spec.origin)).with_name("model_prices_and_context_window_backup.json")
+        return frozenset(name.rpartition("/")[2].lower() for name in orjson.loads(file.read_bytes()))
+    except (OSError, ValueError):
+        return frozenset({""})
 
 
 def cost_of(backend: Any, model: str, usage: Any, reported: float | None, *, own: Price | None) -> float | None:

@@ -27,7 +27,8 @@ from assay.evaluation.statistics import (
     fewest_to_accept,
     tasks_needed,
 )
-from assay.models import Caps, LanguageModel, Meter, count_tokens
+from assay.models import Caps, LanguageModel, Meter
+from assay.models.hosted import rough_tokens
 from assay.models.meter import Usage
 from assay.models.prices import price
 from assay.optimizers.finetuning.settings import PolicySettings
@@ -182,7 +183,7 @@ def estimated(
     own, judges = run_calls(program, session)
     judged = round(calls * judges / max(1.0, own + judges))
     task = next(iter([*splits.train, *splits.val, *splits.gate]), None)
-    task_tokens = 100 if task is None else count_tokens(session.lm, f"{dict(task.inputs)} {dict(task.expected)}")
+    task_tokens = 100 if task is None else rough_tokens(f"{dict(task.inputs)} {dict(task.expected)}")
     prompt = _PROMPT + task_tokens * (1 + demos)
     shares = [(session.lm, calls - judged), *([(session.judge_lm or session.lm, judged)] if judged else [])]
     prices = [price_of(lm, count * prompt, count * _ANSWER) for lm, count in shares]
