@@ -309,7 +309,7 @@ def nominal_levels(fractions: tuple[float, ...], alpha: float = ALPHA) -> tuple[
     Args:
         fractions: shares of the tasks that are evaluated by then, rising, the last one 1.
     """
-    from scipy import stats
+    from scipy import special
 
     levels: list[float] = []
     grid, density = np.zeros(1), np.ones(1)
@@ -320,19 +320,17 @@ def nominal_levels(fractions: tuple[float, ...], alpha: float = ALPHA) -> tuple[
         for _ in range(60):  # bisection: the chance of crossing now falls as the boundary rises
             middle = (low + high) / 2
             edge = middle * math.sqrt(fraction)
-            crossed = float(
-                (density * (stats.norm.sf((edge - grid) / step) + stats.norm.cdf((-edge - grid) / step))).sum()
-            )
+            beyond = special.ndtr((grid - edge) / step) + special.ndtr((-edge - grid) / step)
+            crossed = float((density * beyond).sum())
             low, high = (middle, high) if crossed > allowed else (low, middle)
         edge = high * math.sqrt(fraction)
         ahead = np.linspace(-edge, edge, _GRID)
         weights = np.full(_GRID, ahead[1] - ahead[0])
         weights[[0, -1]] /= 2
-        density = (density[:, None] * stats.norm.pdf((ahead[None, :] - grid[:, None]) / step) / step).sum(
-            axis=0
-        ) * weights
+        moves = np.exp(-(((ahead[None, :] - grid[:, None]) / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi))
+        density = (density[:, None] * moves).sum(axis=0) * weights
         grid, before, used = ahead, fraction, spent(fraction, alpha)
-        levels.append(2 * float(stats.norm.sf(high)))
+        levels.append(2 * float(special.ndtr(-high)))
     return tuple(levels)
 
 
@@ -399,11 +397,11 @@ class SequentialTest:
 
         Source: Lan, Simon and Halperin 1982, Commun Stat C 1:207.
         """
-        from scipy import stats
+        from scipy import special
 
         spread = max(float(values.std(ddof=1)), math.sqrt(self.difference * (1 - self.difference)))
         aim = max(self.difference, detectable_difference(self.tasks, spread=spread))
         moved = float(values.mean()) / spread * math.sqrt(len(values)) * math.sqrt(fraction)
         drift = aim / spread * math.sqrt(len(values) / fraction)
-        critical = float(stats.norm.ppf(1 - ALPHA / 2)) + 0.05
-        return float(stats.norm.sf((critical - moved - drift * (1 - fraction)) / math.sqrt(1 - fraction)))
+        critical = float(special.ndtri(1 - ALPHA / 2)) + 0.05
+        return float(special.ndtr((moved + drift * (1 - fraction) - critical) / math.sqrt(1 - fraction)))

@@ -177,13 +177,13 @@ def majority_is_sure(answers: Counter[Hashable], posterior: float) -> bool:
     With v and w votes for the best two, the chance of the best one beating the second has the posterior
     Beta(v + 1, w + 1); this is its probability above one half.
     """
-    from scipy.stats import beta
+    from scipy.special import betainc
 
     votes = [count for _, count in answers.most_common(2)]
     if not votes:
         return False
     first, second = votes[0], votes[1] if len(votes) > 1 else 0
-    return bool(beta.sf(0.5, first + 1, second + 1) >= posterior)
+    return bool(betainc(second + 1, first + 1, 0.5) >= posterior)
 
 
 LIMIT = 16_384  # tokens; a larger budget is not a limit for the models that fit into one process
