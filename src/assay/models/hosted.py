@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, cast
 
 import dspy
@@ -200,22 +200,31 @@ class HostedBackend:
             quiet_litellm()
         _install()
 
-    @property
+    # What a model supports is asked once: DSPy looks through its table of all models each time.
+
+    @cached_property
     def supports_function_calling(self) -> bool:
         return bool(self.lm.supports_function_calling)
 
-    @property
+    @cached_property
     def supports_reasoning(self) -> bool:
         return bool(self.lm.supports_reasoning)
 
+    @cached_property
+    def _takes_schemas(self) -> bool:
+        return self._self_hosted or bool(self.lm.supports_response_schema)
+
+    @cached_property
+    def _params(self) -> frozenset[str]:
+        return frozenset(self.lm.supported_params)
+
     @property
     def supports_response_schema(self) -> bool:
-        return not self._no_schema and (self._self_hosted or bool(self.lm.supports_response_schema))
+        return not self._no_schema and self._takes_schemas
 
     @property
     def supported_params(self) -> frozenset[str]:
-        supported = frozenset(self.lm.supported_params)
-        return supported | {"response_format"} if self.supports_response_schema else supported
+        return self._params | {"response_format"} if self.supports_response_schema else self._params
 
     @property
     def server(self) -> Server | None:

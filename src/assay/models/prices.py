@@ -93,8 +93,12 @@ def _may_be_listed(model: str) -> bool:
     loaded, local = "litellm" in sys.modules, os.environ.get("LITELLM_LOCAL_MODEL_COST_MAP", "")
     if loaded or local.lower() != "true" or model.startswith("ollama"):  # it asks the server for models of Ollama
         return True
-    name = model.lower()
-    return any(listed in name for listed in _listed_names())
+    return _is_named(model.lower())
+
+
+@functools.lru_cache(maxsize=256)
+def _is_named(model: str) -> bool:
+    return any(listed in model for listed in _listed_names())
 
 
 @functools.cache
