@@ -10,7 +10,6 @@ SIGKILL.
 
 import errno
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -161,7 +160,7 @@ def owner_of(folder: Path) -> str | None:
 
 def own_path(path: Path, ending: str = "") -> Path:
     """A name for a file of this process: with a timestamp and a random part, so that names sort by age."""
-    return path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{ending}")
+    return path.with_name(f"{path.name}.{time.time_ns():020d}-{os.urandom(4).hex()}{ending}")
 
 
 def opened_own(path: Path) -> BinaryIO:
