@@ -244,7 +244,7 @@ class Reads(dspy.Module):
         found += [os.read(opened, 9).decode(), *sorted(path.name for path in (HERE / "faq").iterdir())]
         os.close(opened)
         if question == "late":
-            os.path.exists(HERE / ("." + "late.txt"))
+            os.access(HERE / ("." + "late.txt"), os.R_OK)
         return dspy.Prediction(answer=" ".join(found))
 """
 ON_A_HOST = """
