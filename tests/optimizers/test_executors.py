@@ -308,7 +308,7 @@ import dspy
 import helper
 
 HERE = Path(__file__).parent
-LARGE = "large.bin"
+LARGE, SAMPLES = "large.bin", ["broken.py", "old.py"]
 
 class Reads(dspy.Module):
     def forward(self, question):
@@ -320,7 +320,8 @@ class Reads(dspy.Module):
 def test_links_and_modules_that_are_run_by_their_path_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     modules = {"real/reads.py": LINKED, "real/helper.py": "ONE = '1'", "real/started.py": "TWO = '2'"}
-    write_files(project, {**modules, "data/three.txt": "3", "real/large.bin": ""})
+    write_files(project, {**modules, "data/three.txt": "3", "real/large.bin": "", "real/broken.py": "def"})
+    (project / "real" / "old.py").write_bytes(b"# \xe9")
     (project / "reads.py").symlink_to("real/reads.py")
     (project / "real" / "three.txt").symlink_to("../data/three.txt")
     os.truncate(project / "real" / "large.bin", 51_000_000)

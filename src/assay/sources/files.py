@@ -304,7 +304,10 @@ class _Needed:
                 continue
             self.origins[path] = text.encode()
             self.files.setdefault(path.relative_to(base).as_posix(), self.origins[path])
-            tree = ast.parse(text, str(path))
+            try:
+                tree = ast.parse(text, str(path))
+            except SyntaxError:  # of a file that is named and not run
+                continue
             self._take_listed(tree, path, base)
             self.named |= dict.fromkeys(self._named(tree, path))
             for other in (
@@ -316,7 +319,8 @@ class _Needed:
             ):
                 if other not in seen and is_user_file(other):
                     seen.add(other)
-                    waiting.append((other, other.read_text("utf-8")))
+                    with suppress(UnicodeDecodeError):  # likewise
+                        waiting.append((other, other.read_text("utf-8")))
         self.modules = [str(path) for path in seen]
         self._take_artifact()
 
