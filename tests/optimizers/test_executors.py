@@ -244,7 +244,7 @@ class Reads(dspy.Module):
         found += [os.read(opened, 9).decode(), *sorted(path.name for path in (HERE / "faq").iterdir())]
         os.close(opened)
         if question == "late":
-            os.path.exists(HERE / ("." + "late.txt"))
+            os.access(HERE / ("." + "late.txt"), os.R_OK)
         return dspy.Prediction(answer=" ".join(found))
 """
 ON_A_HOST = """
@@ -299,6 +299,44 @@ def test_private_files_are_never_sent_and_never_missing_in_silence(
         f"{project / '.env'} is another one there; it is not sent because hidden files are not copied",
         f"{project / 'password_policy.txt'} is missing there; it is not sent because its name suggests a secret",
     ]
+
+
+LINKED = """
+import runpy
+from pathlib import Path
+import dspy
+import helper
+
+HERE = Path(__file__).parent
+LARGE, SAMPLES = "large.bin", ["broken.py", "old.py"]
+
+class Reads(dspy.Module):
+    def forward(self, question):
+        started = runpy.run_path(str(HERE / "started.py"))
+        return dspy.Prediction(answer=helper.ONE + started["TWO"] + (HERE / "three.txt").read_text())
+"""
+
+
+def test_links_and_modules_that_are_run_by_their_path_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    modules = {"real/reads.py": LINKED, "real/helper.py": "ONE = '1'", "real/started.py": "TWO = '2'"}
+    write_files(project, {**modules, "data/three.txt": "3", "real/large.bin": "", "real/broken.py": "def"})
+    (project / "real" / "old.py").write_bytes(b"# \xe9")
+    (project / "reads.py").symlink_to("real/reads.py")
+    (project / "real" / "three.txt").symlink_to("../data/three.txt")
+    os.truncate(project / "real" / "large.bin", 51_000_000)
+    monkeypatch.chdir(project)
+    program, sources = load_program("reads.py:Reads"), SourceFiles()
+    sources.add("reads.py:Reads", type(program).__module__, "Reads")
+    sent = shipment(sources, [])
+    assert {Path(path).name for path in sent.elsewhere} == {"large.bin"}  # too large: hosts must have it
+    sent.elsewhere = {}
+    (tmp_path / "sent").write_bytes(pickle.dumps(sent))
+    project.rename(tmp_path / "out of sight")
+    command = [sys.executable, "-c", ON_A_HOST, str(tmp_path / "sent")]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])[:2] == [[], ["123", "123"]]
 
 
 def test_addresses_of_providers_are_compared_and_not_sent(

@@ -69,6 +69,7 @@ DATA = {"facts.txt": "F", "data/facts.txt": "F", "data/more/facts.txt": "F"}
         ("Path('data/facts.txt').read_text()", {}),
         ("open(Path(__file__).parent / 'data' / 'more' / 'facts.txt').read()", {}),
         ("open('facts.txt').read() if os.path.exists('facts.txt') else 'none'", {}),
+        ("open('facts.txt').read() if os.access('facts.txt', os.R_OK) else 'none'", {}),
         ("''.join(open(f'data/{name}').read() for name in os.listdir('data') if name.endswith('.txt'))", {}),
         ("''.join(file.read_text() for file in Path('data').glob('*.txt'))", {}),
         ("open(file='facts.txt').read()", {}),
@@ -97,7 +98,7 @@ def test_files_that_a_program_opens_next_to_itself_are_found_from_any_folder(
     monkeypatch.chdir(home / "far")
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(report.artifact)(question="?").answer == "F4"
-    for function in (open, os.stat, os.listdir):  # which find the files of artifacts now
+    for function in (open, os.stat, os.listdir, os.access):  # which find the files of artifacts now
         assert pickle.loads(pickle.dumps(function)) is function
 
 

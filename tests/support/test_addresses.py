@@ -31,6 +31,13 @@ SERVERS = {  # with what libpq is to get
     "postgresql:///runs?host=/run/postgresql&user=ann&password=pw": {
         "user": "ann", "password": "pw", "host": "/run/postgresql", "dbname": "runs",
     },
+    "postgresql://ann:pw@%2Frun%2Fpostgresql/runs": {
+        "user": "ann", "password": "pw", "host": "/run/postgresql", "dbname": "runs",
+    },
+    "postgresql://%2Frun,two:2/runs": {"host": "/run,two", "port": ",2", "dbname": "runs"},
+    "postgresql://db/runs?user=bob&password=p+w%2B&user=ann": {
+        "user": "ann", "password": "p+w+", "host": "db", "dbname": "runs",
+    },
 }  # fmt: skip
 REFUSED = [
     "", ":memory:", "sqlite://", "sqlite://x.db", "sqlite:///x.db?mode=ro", "sqlite+aiosqlite:///x.db", "file:x.db",
@@ -39,7 +46,9 @@ REFUSED = [
     "dbname=runs password=pa55", "postgresql://ann:p@pa55@db/runs", "postgresql://ann:pw@db:pa55/runs",
     "postgresql://ann:pw@d b/runs", "postgresql://db/runs?pa55",
     "ann:pa55@db/runs", "//ann:pa55@db/runs", "user=ann password=pa55", "password=pa55 port=1",
-    "postgresql://ann%3Apa55@db/runs",
+    "postgresql://ann%3Apa55@db/runs", "postgresql://db/runs?user=ann&password=p@pa55",
+    "postgresql://db/runs?user=ann&password=pa55@", "postgresql://db:5432/runs?password=p@pa55",
+    "PGPASSWORD=pa55 psql", "Server=db;User Id=ann;Password=pa55;",
 ]  # fmt: skip
 
 

@@ -108,6 +108,10 @@ UNCHANGED = (
         ('{"x-api-key": "hunter2hunter2", "n": 1}', f'{{"x-api-key": "{MARK}", "n": 1}}'),
         ("OPENAI_API_KEY=hunter2hunter2 is wrong", f"OPENAI_API_KEY={MARK} is wrong"),
         ("cannot open postgresql+psycopg://me:hunter2@db:5432/x", f"cannot open postgresql+psycopg://{MARK}@db:5432/x"),
+        ("cannot open postgresql://me@db:5432/x", "cannot open postgresql://me@db:5432/x"),
+        # with an id, as pytest writes the text of a parameter into an environment variable
+        pytest.param(*["postgresql://USER:PASSWORD@HOST/NAME"] * 2, id="hint"),
+        ("GET https://hunter2hunter2@h/v1: 403", f"GET https://{MARK}@h/v1: 403"),
         ("GET https://h/v1?key=hunter2hunter2&alt=json: 403", f"GET https://h/v1?key={MARK}&alt=json: 403"),
         ("password: hunter2", f"password: {MARK}"),
         *((text, text) for text in UNCHANGED),

@@ -95,6 +95,7 @@ def test_an_id_is_unique_and_a_late_call_changes_neither_status_nor_answer(stage
     assert [stage.manage("/assay/rollouts", {"id": "mine"})[0] for _ in range(2)] == [200, 422]
     stage.ask("one", headers={**named, "x-assay-end": "0"})
     assert stage.manage("/assay/rollouts/mine/close", {"reward": 0.5})[0] == 200
+    assert stage.manage("/assay/rollouts/mine/close", {"reward": 0.9, "prediction": "other"})[0] == 404
     assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
     stage.ask("late", headers={**named, "x-assay-end": "1"})
     stage.gateway.rollouts.sweep(all_of_them=True)

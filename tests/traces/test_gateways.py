@@ -108,12 +108,23 @@ def test_a_rollout_is_opened_called_rewarded_and_closed_at_different_gateways(pa
     assert two.manage("/assay/rollouts/opened/reward", {"reward": 0.5, "t": 1, "name": "tidy"})[0] == 200
     assert two.manage("/assay/rollouts/opened/reward", {"reward": 0.5, "t": 2})[0] == 422
     assert two.manage("/assay/rollouts/opened/close", {"reward": 0.75})[0] == 200
+    again = {"reward": 0.1, "status": "failed"}
+    assert [stage.manage("/assay/rollouts/opened/close", again)[0] for stage in pair] == [404, 404]
     assert [stage.ask("late", headers=token) for stage in pair] == [403, 403]
     rollout = stored(pair, "opened")
     assert (rollout.status, rollout.score, rollout.prediction) == ("done", 0.75, {"answer": "echo: 42"})
     assert (rollout.inputs, rollout.task_type) == ({"question": "?"}, "sums")
     assert [call.step_rewards for call in rollout.transitions] == [{"tidy": 0.25}, {"tidy": 0.5}]
     assert [tool.result for tool in rollout.tools] == ["42"]
+
+
+def test_a_rollout_that_a_call_ended_has_ended_at_the_other_gateway_too(pair: tuple[Stage, Stage]) -> None:
+    one, two = pair
+    for number in range(4):
+        token = {"Authorization": f"Bearer {one.manage('/assay/rollouts', {})[1]['api_key']}"}
+        assert one.ask(f"ended {number}", headers=token) == 200
+        assert two.ask("the last one", headers={**token, "x-assay-end": "1"}) == 200
+        assert one.ask("late", headers=token) == 403
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "gemini"])

@@ -23,7 +23,7 @@ from assay.traces.store import store_address
 from assay.traces.store.counts import file_stats
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.leases import Lease, LostLease, acquire, holder_of
-from assay.traces.store.listing import find_run, usage_of_phases
+from assay.traces.store.listing import find_run, list_runs, usage_of_phases
 from assay.traces.store.location import REVISION
 from assay.traces.store.paging import calls_from
 from assay.traces.store.tables import leases, meta, metadata, revisions
@@ -410,6 +410,27 @@ def test_a_lease_ends_by_itself_and_after_the_clock_was_set_back(store: Store, e
         connection.execute(sa.update(leases).values(until=leases.c.until - 60 + ends))
     assert holder_of(store.engine, "work") is None
     assert acquire(store.engine, "work", 60.0) is not None
+
+
+def test_a_run_whose_process_has_ended_is_interrupted(store: Store) -> None:
+    for number, run in enumerate(("ended-1", "killed-9", "killed-10", "loop.part-x", "loop.part-y", "gateway-x")):
+        store.put_run(run, kind="collect", config={}, status="running", started_at=float(number))
+    store.put_run("ended-1", kind="collect", config={}, status="done", started_at=0.0)
+    store.flush()
+    for name, length_s in (("ended", 0.0), ("killed", 60.0), ("loop.part-x", 60.0), ("loop.part-y", 0.0)):
+        assert acquire(store.engine, f"job:{name}", length_s) is not None
+    expected = {
+        "ended-1": "done", "killed-9": "interrupted", "killed-10": "running", "loop.part-x": "running",
+        "loop.part-y": "interrupted", "gateway-x": "running",
+    }  # fmt: skip
+    listed = {run["id"]: run["status"] for run in list_runs(store)}
+    assert listed == expected
+    for status in ("running", "interrupted", "done"):
+        named = {run["id"] for run in list_runs(store, status=status)}
+        assert named == {run for run, its in expected.items() if its == status}
+    assert [find_run(store, run)["status"] for run in expected] == [*expected.values()]
+    shown = CliRunner().invoke(group, ["runs", "list", "--store", store.url])
+    assert "interrupted" in shown.output
 
 
 def test_one_of_many_that_come_at_the_same_time_gets_the_lease(store: Store) -> None:

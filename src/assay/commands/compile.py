@@ -35,6 +35,7 @@ class CompileReport(JobReport):
     """What `compile` returns. `program` runs under any language model.
 
     Attributes:
+        run_id: its run
         unproven: artifact of the winner on val, if gate did not prove it better; the artifact then has the baseline
         failed: why the optimizer ended with an error; null if it did not
         test: `baseline`, the program as it was, and `compiled`, each an [Evaluation](#evaluation), and their `gain`,
@@ -52,7 +53,7 @@ class CompileReport(JobReport):
     candidates: Sequence[Mapping[str, Any]]
     test: Mapping[str, Any]
     config: Any = field(metadata=OBJECT)  # the settings, with names in place of objects
-    run_id: str = field(metadata=OBJECT)
+    run_id: str
     # what was searched and compared; None for the report of a run that had already ended
     outcome: "CompileOutcome | None" = field(default=None, metadata=OBJECT)
     own_lm: Callable[[], Any] | None = field(default=None, metadata=OBJECT)  # if none is configured in DSPy
@@ -253,7 +254,7 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
             finished = job.finished({"gate": self.gate, "test": self.test})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                return _as_stored(stored, config, job.run_id)
+                return _as_stored(stored, config)
             place = artifact_place(self.store, self.out, _artifact_name(job, config), resume=self.resume)
             outcome = _compiled(job, config, progress)
             called = job.models()
@@ -329,11 +330,11 @@ def _report(
     )  # fmt: skip
 
 
-def _as_stored(stored: Mapping[str, Any], config: Compile, run_id: str) -> CompileReport:
+def _as_stored(stored: Mapping[str, Any], config: Compile) -> CompileReport:
     """The report of a run that had already ended."""
     from assay.deployment import load_artifact
 
-    report = CompileReport.read(stored, {"config": config, "run_id": run_id})
+    report = CompileReport.read(stored, {"config": config})
     try:
         load_artifact(report.artifact)
     except AssayError as error:  # the report is complete without the program

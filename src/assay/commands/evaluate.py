@@ -48,7 +48,7 @@ class EvaluationReport(ScoredRuns):
     alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
     # by criterion, see `assay.jobs.rescoring.corrected_means`
     corrected: Mapping[str, dict[str, Any]]
-    run_id: str = field(metadata=OBJECT)
+    run_id: str
 
     def lines(self) -> Iterator[str | Table]:
         yield self._table()

@@ -29,7 +29,7 @@ class RunListing(Report):
     def lines(self) -> Iterator[str]:
         for run in self.runs:
             yield (
-                f"{run['id']:18} {_when(run['started_at'])} {_command(run):18} {run['status']:8} "
+                f"{run['id']:18} {_when(run['started_at'])} {_command(run):18} {run['status']:11} "
                 f"{_duration(run['seconds']):>7}  {run['program'] or '–'}  {run['model'] or '–'}"
             )
 
@@ -58,7 +58,7 @@ class RunReport(Report):
     Attributes:
         id: its id in the store.
         kind: its command, such as `judge compile`.
-        status: running, done, stopped or failed.
+        status: running, interrupted (its process has ended and can be resumed), done, stopped or failed.
         program: the program, or the judge.
         model: name of the model.
         started_at: seconds since the epoch.

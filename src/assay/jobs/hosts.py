@@ -93,6 +93,7 @@ class Consignment:
             together.outside |= source.outside
             together.private |= source.private
             together.left_out |= source.left_out
+            together.links |= source.links
         self._tell(together.left_out)
         if self.artifact is not None:
             folder = self.artifact.path.resolve()

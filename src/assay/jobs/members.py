@@ -29,7 +29,7 @@ from assay.optimizers.parameters.search import run_of
 from assay.traces import Store
 from assay.traces.resuming import close_running, ledger_of, ledger_place
 from assay.traces.store import tables as schema
-from assay.traces.store.leases import acquire, holder_of
+from assay.traces.store.leases import acquire, held_among, leases_of_run
 from assay.traces.store.shares import CapShare, Member, leads, members_of
 
 Worker: TypeAlias = Any  # settings of a search, see `assay.commands.tune.TuneWorker`
@@ -60,19 +60,15 @@ def is_cut_off(job: Job, trial: Any, *, of_run: Callable[[str | None], bool]) ->
 
 
 def is_running(store: Store, run_id: str) -> bool:
-    """Whether a process holds the lease of a run: that of its job, or of the run itself if it is a part of another."""
-    return any(holder_of(store.engine, name) is not None for name in _leases_of(run_id))
-
-
-def _leases_of(run_id: str) -> list[str]:
-    return [f"job:{name}" for name in (run_id.rpartition("-")[0], run_id)]
+    """Whether a process holds the lease of a run."""
+    return any(held_among(store.engine, leases_of_run(run_id)).values())
 
 
 def _taken_over(store: Store, run_id: str) -> bool:
     """Whether the process of a run has ended. If it only was cut off, it makes no further call once it is back."""
     if is_running(store, run_id):
         return False
-    return all(acquire(store.engine, name, 0.0) is not None for name in _leases_of(run_id))
+    return all(acquire(store.engine, name, 0.0) is not None for name in leases_of_run(run_id))
 
 
 def await_members(job: Job) -> None:

@@ -51,6 +51,7 @@ class SourceFiles:
         outside: the files of `missing`, and those of the working directory that the code names, with their path in it.
         private: files that the code opens or names and that are not copied, with the reason.
         left_out: those of folders that the code names.
+        links: names of files by which code is loaded and that are links, with the files.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class SourceFiles:
     outside: dict[Path, str] = field(default_factory=dict)
     private: dict[Path, str] = field(default_factory=dict)
     left_out: dict[Path, str] = field(default_factory=dict)
+    links: dict[Path, Path] = field(default_factory=dict)
 
     def add(self, name: str, module_name: str, attribute: str, *, without: Collection[Path] = ()) -> bool:
         """Add the files that an attribute of a loaded module needs, under the name by which it is loaded.
@@ -95,6 +97,8 @@ class SourceFiles:
         self.origins |= needed.origins
         if module_name == "__main__":  # the slice of a script is not its file
             self.origins.pop(root / place, None)
+        if (link := Path(os.path.abspath(name.rpartition(":")[0]))) != path and link.resolve() == path:
+            self.links[link] = path
         if (size := self._bytes()) > _MOST_BYTES:
             raise ProgramError(
                 f"the source files of {name} have {size / 1e6:.0f} MB; the limit is {_MOST_BYTES / 1e6:.0f} MB: "
@@ -104,8 +108,11 @@ class SourceFiles:
             for opened, written in opened_for(key).items():
                 self._take_opened(opened, written, root, without)
         for file in _below(needed.named, without):
-            if not self._take(file, root, without) and file not in needed.named:
-                self.left_out[file] = "the files are too large together, or too many"
+            if not self._take(file, root, without):
+                if file in needed.named:
+                    self.outside[file] = str(file)
+                else:
+                    self.left_out[file] = "the files are too large together, or too many"
             if file.relative_to(root).as_posix() not in self.files and (why := _unfit(file, root)) is not None:
                 (self.private if file in needed.named else self.left_out)[file] = why
         self._note_nearby(needed.nearby, without)
@@ -238,7 +245,8 @@ def _below(named: Iterable[Path], without: Collection[Path]) -> Iterator[Path]:
                 folders[:] = sorted(name for name in folders if not _is_environment(Path(folder, name)))
                 paths = (Path(folder, name) for name in sorted(files) if Path(name).suffix not in _CODE)
                 # a link may lead anywhere
-                yield from (file for file in paths if file.is_file() and file.resolve().is_relative_to(path))
+                inside = path.resolve()
+                yield from (file for file in paths if file.is_file() and file.resolve().is_relative_to(inside))
 
 
 def _is_environment(folder: Path) -> bool:
@@ -296,18 +304,23 @@ class _Needed:
                 continue
             self.origins[path] = text.encode()
             self.files.setdefault(path.relative_to(base).as_posix(), self.origins[path])
-            tree = ast.parse(text, str(path))
+            try:
+                tree = ast.parse(text, str(path))
+            except SyntaxError:  # of a file that is named and not run
+                continue
             self._take_listed(tree, path, base)
             self.named |= dict.fromkeys(self._named(tree, path))
             for other in (
                 *_packages_of(path, base),
                 *_imported(tree, path, self._roots),
+                *self._named_code(tree, path),
                 *_loaded(path, root),
                 *(_loaded(name, root) if path == first else ()),
             ):
                 if other not in seen and is_user_file(other):
                     seen.add(other)
-                    waiting.append((other, other.read_text("utf-8")))
+                    with suppress(UnicodeDecodeError):  # likewise
+                        waiting.append((other, other.read_text("utf-8")))
         self.modules = [str(path) for path in seen]
         self._take_artifact()
 
@@ -324,15 +337,19 @@ class _Needed:
             self.origins[target] = target.read_bytes()
             self.files.setdefault(target.relative_to(base).as_posix(), self.origins[target])
 
+    def _named_code(self, tree: ast.Module, path: Path) -> Iterator[Path]:
+        """Modules whose path is a text in the code: they are run by their file, or started."""
+        for text in _texts(tree):
+            for base in dict.fromkeys((path.parent, *self._roots)) if text.endswith(".py") else ():
+                if self._root in (target := (base / text).resolve()).parents and target.is_file():
+                    yield target
+
     def _named(self, tree: ast.Module, path: Path) -> Iterator[Path]:
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-                continue
-            if not 0 < len(text := node.value) <= _MOST_CHARACTERS or "\n" in text or "\0" in text:
-                continue
+        for text in _texts(tree):
             for base in dict.fromkeys((path.parent, *self._roots)):
                 places = (base / text, base / text.rpartition("/")[0])  # `f"facts/{topic}.txt"` names the folder
-                target = next((place for place in places if os.path.exists(place)), base).resolve()
+                # a link is found by its own path
+                target = Path(os.path.abspath(next((place for place in places if os.path.exists(place)), base)))
                 if target in path.parents or target.suffix in _CODE or (target.is_dir() and _is_environment(target)):
                     continue
                 if self._root in target.parents:
@@ -347,6 +364,14 @@ class _Needed:
             for place in (artifact[1].get("source") or {}).get("files") or {}:
                 self.origins[self._root / place] = (self._root / place).read_bytes()
                 self.files.setdefault(place, self.origins[self._root / place])
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """Texts in the code that may be paths."""
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and 0 < len(text) <= _MOST_CHARACTERS and not {"\n", "\0"} & set(text):
+            yield text
 
 
 def _packages_of(path: Path, base: Path) -> Iterator[Path]:

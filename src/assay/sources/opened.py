@@ -160,7 +160,7 @@ _homes: dict[str, Path] = {}  # prefix of the modules' names -> folder `source` 
 _senders: dict[Path, set[str]] = {}  # folder of another machine's files -> paths there that were asked for in vain
 _MOST_MISSED = 10_000
 _installed = False
-_lstat, _open = os.lstat, os.open  # as they are before `_install`
+_lstat, _open, _access = os.lstat, os.open, os.access  # as they are before `_install`
 
 
 def find_files_of(prefix: str, home: Path) -> None:
@@ -203,6 +203,10 @@ def _install() -> None:
         for group in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
             if function in group:
                 group.add(extended)
+    os.access = _accessible
+    for group in (os.supports_dir_fd, os.supports_effective_ids, os.supports_follow_symlinks):
+        if _access in group:
+            group.add(_accessible)
     sqlite3.connect = _connecting(sqlite3.connect)
 
 
@@ -227,6 +231,20 @@ def _or_beside(function: Callable[..., Any], group: ModuleType) -> Callable[...,
     return called
 
 
+@functools.wraps(_access)
+def _accessible(path: Any, mode: int, *, dir_fd: int | None = None, **options: Any) -> bool:
+    """`os.access`, which raises nothing for a file that does not exist."""
+    if _access(path, mode, dir_fd=dir_fd, **options):
+        return True
+    if dir_fd is not None or _access(path, os.F_OK, **options):
+        return False
+    file = _beside(path)
+    return file is not None and _access(file, mode, **options)
+
+
+_accessible.__module__ = os.__name__  # where pickle finds it
+
+
 def _connecting(connect: Callable[..., Any]) -> Callable[..., Any]:
     """SQLite creates a database that does not exist."""
 
@@ -234,7 +252,7 @@ def _connecting(connect: Callable[..., Any]) -> Callable[..., Any]:
     def connected(database: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(database, str | bytes | os.PathLike):
             name = databases_file(text := os.fsdecode(database))
-            if name is not None and not os.access(name, os.F_OK) and (file := _beside(name)) is not None:
+            if name is not None and not _access(name, os.F_OK) and (file := _beside(name)) is not None:
                 database = text.replace(name, file, 1)
         return connect(database, *arguments, **options)
 

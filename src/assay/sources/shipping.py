@@ -43,6 +43,7 @@ class Shipment:
         files: contents by absolute path.
         elsewhere: hashes of files that it must have itself, by absolute path.
         private: why those among them are not sent that would be if they had other names.
+        links: files by the absolute path of a link to them.
         installed: hashes or versions of installed modules that it must have, by name.
         folder: the working directory.
         roots: folders of the modules from files, by private name.
@@ -54,6 +55,7 @@ class Shipment:
     files: dict[str, bytes] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)
     private: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
     installed: dict[str, str] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)
     roots: dict[str, str] = field(default_factory=dict)
@@ -129,6 +131,7 @@ def shipment(
         files={str(path): content for path, content in sorted(files.items())},
         elsewhere=elsewhere,
         private=private,
+        links={str(link): str(path) for link, path in sources.links.items()},
         installed={name: _hash_of_module(name) for name in sorted({*modules, *_INSTALLED}) if _is_installed(name)},
         roots=private_roots(),
         path=[
@@ -222,11 +225,13 @@ class Delivery:
             if not place.is_file() or place.read_bytes() != content:  # modules of a file that is written are run again
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(content)
-        for path in sent.elsewhere:
+        # relative paths find what is not sent, and folders list it
+        links = [(path, Path(path)) for path in sent.elsewhere if os.path.isfile(path)]
+        for path, target in (*links, *((link, self._place(path)) for link, path in sent.links.items())):
             place = self._place(path)
-            if os.path.isfile(path) and not os.path.lexists(place):  # relative paths find it, and folders list it
+            if not os.path.lexists(place):
                 place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(path)
+                place.symlink_to(target)
         working = self._place(sent.folder)
         working.mkdir(parents=True, exist_ok=True)
         os.chdir(working)

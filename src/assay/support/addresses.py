@@ -15,7 +15,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+)(?:\+([A-Za-z0-9_-]+))?:(//)?")
 _OTHER_FORMS = re.compile(
     r"(postgres|postgresql|sqlite|mysql|file):"  # a URL without slashes
     r"|(.*\s)?(host|hostaddr|port|dbname|user|password|passfile|service)\s*="  # parameters of libpq
-    r"|(?![A-Za-z]:[\\/]).*:.*@",  # a login without a scheme
+    r"|(?![A-Za-z]:[\\/]).*:.*@"  # a login without a scheme
+    r"|.*(pass(?!file)|pwd|secret|token)\w*\s*=",  # parameters of another program
     re.I | re.S,
 )
 _SERVER = re.compile(r"(?:(?P<who>[^@]*)@)?(?P<hosts>[^/?@]*)(?:/(?P<name>[^?@]*))?(?:\?(?P<query>[^@]*))?", re.S)
@@ -105,18 +106,22 @@ def _file_of_url(rest: str) -> DatabaseAddress:
 def _server(rest: str) -> DatabaseAddress:
     parts = _SERVER.fullmatch(rest)
     hosts = [_HOST.fullmatch(host) for host in parts["hosts"].split(",")] if parts else []
-    try:
-        query = parse_qsl(parts["query"] or "", keep_blank_values=True, strict_parsing=True) if parts else None
+    who = (parts["who"] or "") if parts else ""
+    try:  # as libpq, which takes a + as it is, and the last of two values
+        text = (parts["query"] or "").replace("+", "%2B") if parts else ""
+        query = list(dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True)).items())
     except ValueError:
         query = None
-    places = [host.groups(default="") for host in hosts if host is not None]
-    if parts is None or query is None or len(places) < len(hosts):
+    places = [tuple(map(unquote, host.groups(default=""))) for host in hosts if host is not None]
+    # with an @ in the value of a parameter, what precedes it looks like a login
+    is_login = not {"/", "?"} & set(who.partition(":")[0]) and not _SETS_SECRET.search(who)
+    if parts is None or query is None or len(places) < len(hosts) or not is_login:
         raise ConfigError(
             "the URL of PostgreSQL cannot be read",
             hint="In user and password, write characters other than letters and digits as % and their code: "
             "@ as %40, / as %2F, : as %3A, ? as %3F",
         )
-    user, _, password = map(unquote, (parts["who"] or "").partition(":"))
+    user, _, password = map(unquote, who.partition(":"))
     if ":" in user:
         raise ConfigError(
             "the user's name has a colon", hint="Write the : between user and password as it is, not as %3A"
@@ -128,9 +133,10 @@ def _server(rest: str) -> DatabaseAddress:
     at, at_shown = "@" if login else "", "@" if user else ""
     end, public = f"/{parts['name'] or ''}", [parameter for parameter in query if parameter not in hidden]
     names, ports = (",".join(values) for values in zip(*places, strict=True))
-    several = [("host", names.replace("[", "").replace("]", "")), ("port", ports)]
-    # SQLAlchemy takes one host in the URL, several as a parameter
-    places_text, parameters = (parts["hosts"], query) if len(places) == 1 else ("", [*several, *query])
+    several = [("host", names.replace("[", "").replace("]", "")), *([("port", ports)] if ports else [])]
+    # SQLAlchemy takes one host in the URL, as it is written; several, and a folder of sockets, as a parameter
+    is_plain = len(places) == 1 and "%" not in parts["hosts"]
+    places_text, parameters = (parts["hosts"], query) if is_plain else ("", [*several, *query])
     return DatabaseAddress(
         shown=f"postgresql://{quote(user, safe='')}{at_shown}{parts['hosts']}{end}{_as_query(public)}",
         url=f"postgresql+psycopg://{login}{at}{places_text}{end}{_as_query(parameters)}",

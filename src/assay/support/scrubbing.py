@@ -46,6 +46,7 @@ _TOKENS = re.compile(
     re.A,
 )
 _LOGIN = re.compile(r"://(?<=[a-z0-9+.-]{2}://)(?P<login>[^\s/?#@\"'<>]{1,300})@", re.I)
+_DATABASES = ("postgresql", "psycopg")  # ends of schemes where a login without a password is a user's name
 _QUERY = re.compile(
     r"(?P<name>[?&;](?:key|sig|code|auth|jwt|pwd?|[\w-]*(?:api[-_]?key|access[-_]?key(?:[-_]?id)?|token|secret"
     r"|passw(?:or)?d|passcode|authorization|signature|credential)))=(?P<value>[^&\s\"'<>#]{4,})",
@@ -94,6 +95,12 @@ def without_shapes(text: str, removed: list[str] | None = None) -> str:
             removed.extend([secret, unquote(secret)])
         return f"{before}{MARK}{after}"
 
+    def without_login(match: re.Match[str]) -> str:
+        _, colon, password = match["login"].partition(":")
+        if password == "PASSWORD" or (not colon and match.string.endswith(_DATABASES, 0, match.start())):
+            return match[0]  # a hint, or a user's name
+        return mask("://", password or match["login"], "@")
+
     plain = text.casefold()
     if "bearer" in plain or "bas" in plain:
         text = _SCHEME.sub(
@@ -102,7 +109,7 @@ def without_shapes(text: str, removed: list[str] | None = None) -> str:
     if len(text) < _FEW or any(map(text.__contains__, _STARTS)):
         text = _TOKENS.sub(lambda m: mask("", m[0]), text)
     if "://" in text and "@" in text:
-        text = _LOGIN.sub(lambda m: mask("://", m["login"].partition(":")[2] or m["login"], "@"), text)
+        text = _LOGIN.sub(without_login, text)
     if "=" in text and ("://" in text or "?" in text):
         text = _QUERY.sub(lambda m: mask(m["name"] + "=", m["value"]), text)
     if "hook" in plain:

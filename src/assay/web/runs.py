@@ -27,6 +27,7 @@ from assay.support.report import Table
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.evaluations import Evaluated, evaluations_of, is_training, mean_scores
 from assay.traces.store.listing import (
+    INTERRUPTED,
     ModelUsage,
     failure_of,
     find_run,
@@ -146,7 +147,7 @@ _ROWS, _TASKS = 50, 100
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
 _DRAWN = ("compile", "evaluate", "train", "tune")  # have charts and tables of their own
-STATUSES = ("running", "done", "stopped", "failed")
+STATUSES = ("running", INTERRUPTED, "done", "stopped", "failed")
 
 
 def runs_page(store: Store, query: Mapping[str, str]) -> View:

@@ -117,6 +117,15 @@ class RolloutRoutes:
             with suppress(StoreError):
                 await self.store_access.call(self.rollouts.store.written, _OTHERS_S)
 
+    async def _see_others_end(self, name: str) -> None:
+        """Drops an open rollout that another gateway has ended."""
+        if self.rollouts.shared and (live := self.rollouts.open.get(rollout_id_of(name))) is not None:
+            await self._tell_others()
+            with suppress(StoreError):
+                stored = await self.store_access.call(self.rollouts.stored, name, waits=False)
+                if stored is not None and stored.status != "running" and not live.adopted:
+                    self.rollouts.drop(live.rollout.id)
+
     async def _body(self, request: web.Request, *, optional: bool = False) -> dict[str, Any]:
         raw = await self.connections.body(request)
         return json_body(raw or b"{}" if optional else raw)
@@ -164,12 +173,12 @@ class RolloutRoutes:
         check_status(status)
         failure = failure_kind(body.get("failure"))
         name, prediction = self._id(request), body.get("prediction")
+        await self._see_others_end(name)
         stored = await self.stored(name)
-        if body.get("reward") is not None:
-            self.rollouts.reward(name, body["reward"], stored=stored)
         rollout = self.rollouts.close(
-            name, status=status, prediction=prediction, error=error, failure=failure, stored=stored
-        )
+            name, status=status, prediction=prediction, error=error, failure=failure, reward=body.get("reward"),
+            stored=stored,
+        )  # fmt: skip
         await self._tell_others()
         return web.json_response({"id": rollout.id, "status": rollout.status})
 

@@ -260,7 +260,7 @@ class Gateway:
             before = partial(self._sharing.catch_up, call, upstream) if self._sharing.met else None
             async with sent(asking, self._turns, partial(call.begin, upstream), before) as reply:
                 return await pass_on(
-                    request, reply, passed, call.rollout_id, partial(self._keep, call), self._turns.record,
+                    request, reply, passed, call.rollout_id, partial(self._end, call, request), self._turns.record,
                     self._sharing.written, choices=requested_choices(dialect, body), streams=streams,
                 )  # fmt: skip
         except AssayError as error:  # such as a missing package: the caller gets the message
@@ -280,10 +280,14 @@ class Gateway:
                 raise
             raise ConnectionResetError(error_text(error, passed.secrets)) from error
         finally:
-            self._keep(call)
-            ends = request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no")
-            if ends and call.rollout_id in self.rollouts.open:
-                self.rollouts.close(call.rollout_id)
+            self._end(call, request)
+
+    def _end(self, call: Call, request: web.Request) -> None:
+        """Stores a call that has ended; ends its rollout if the client wants that, before the answer is complete."""
+        self._keep(call)
+        ends = request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no")
+        if ends and call.rollout_id in self.rollouts.open:
+            self.rollouts.close(call.rollout_id)
 
     def _keep(self, call: Call) -> None:
         if not call.passed.recorded:

@@ -612,10 +612,14 @@ class LiveRollouts:
         if t is not None:
             self._step_reward(live, stored, rollout.id, t, criterion[:100], float(value))
             return rollout
-        rollout.score, rollout.coverage, rollout.rubric = float(value), 1.0, rollout.rubric or POSTED
-        ended = ("ended_at",) if rollout.ended_at is not None else ()  # one that was sent elsewhere is sent again
-        self.put(live or Live(rollout, None, True), "score", "coverage", "rubric", *ended)
+        self._score(live or Live(rollout, None, True), float(value))
         return rollout
+
+    def _score(self, live: Live, value: float) -> None:
+        rollout = live.rollout
+        rollout.score, rollout.coverage, rollout.rubric = value, 1.0, rollout.rubric or POSTED
+        ended = ("ended_at",) if rollout.ended_at is not None else ()  # one that was sent elsewhere is sent again
+        self.put(live, "score", "coverage", "rubric", *ended)
 
     def _step_reward(
         self, live: Live | None, stored: Rollout | None, rollout_id: str, t: int, criterion: str, value: float
@@ -639,22 +643,28 @@ class LiveRollouts:
         prediction: Any = None,
         error: str | None = None,
         failure: FailureKind | None = None,
+        reward: Any = None,
         stored: Rollout | None = None,
         idle: bool = False,
     ) -> Rollout:
         """Ends a rollout.
 
         Args:
+            reward: its score, as of `reward`; None: it stays as it is.
             idle: nobody ended it: it stays as it is if another gateway has ended it, or had a later call.
             failure: kind for the statuses `failed` and `error`; by default the last call's, else `agent` or `model`.
             stored: the rollout from the store, if it is not open; without it the store is read here.
         Raises:
-            ConfigError: `status` is unknown.
-            UnknownRollout: no such rollout is open here or was left open by an earlier gateway.
+            ConfigError: `status` is unknown, or the reward is not a score.
+            UnknownRollout: no such rollout is open here or was left open by an earlier gateway. Nothing is changed.
         """
         check_status(status)
+        if reward is not None:
+            check_reward(reward, None)
         live = self.open.get(rollout_id_of(name))
         if live is not None and live.adopted:  # its run says how it ended
+            if reward is not None:
+                self._score(live, float(reward))
             self.release(live)
             return live.rollout
         live = self.open.pop(rollout_id_of(name), None)
@@ -665,6 +675,8 @@ class LiveRollouts:
             live = Live(gateway_rollout(stored_rollout), None, True)
             stored_rollout.transitions = []
         rollout = live.rollout
+        if reward is not None:
+            self._score(live, float(reward))
         rollout.status, rollout.error, rollout.ended_at = status, error, self.store.clock.now()
         by_default = live.broken or (FailureKind.AGENT if status == "failed" else FailureKind.MODEL)
         rollout.failure = None if status == "done" else failure or by_default

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -101,7 +101,25 @@ def _holder(connection: sa.Connection, name: str) -> tuple[sa.Row[Any] | None, f
     """
     row = connection.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
     now = seconds(connection, time.monotonic)
-    return (row if row and now < row.until <= now + row.length_s else None), now
+    return (row if row and _is_held(row, now) else None), now
+
+
+def _is_held(row: sa.Row[Any], now: float) -> bool:
+    return bool(now < row.until <= now + row.length_s)
+
+
+def leases_of_run(run_id: str) -> list[str]:
+    """Names of the leases that the process of a run may hold: that of its job, or of the run itself if it is a part of
+    another."""
+    return [f"job:{name}" for name in (run_id.rpartition("-")[0], run_id)]
+
+
+def held_among(engine: sa.Engine, names: Collection[str]) -> dict[str, bool]:
+    """Whether a process holds each of these leases now. Those that nobody has ever held are left out."""
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(leases).where(leases.c.name.in_(names))).all()
+        now = seconds(connection, time.monotonic)
+    return {row.name: _is_held(row, now) for row in rows}
 
 
 def holder_of(engine: sa.Engine, name: str) -> str | None:

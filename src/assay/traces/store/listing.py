@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from assay.models.unrecorded import Unrecorded
 from assay.support.names import is_name, place_in
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import Store, tables as schema
+from assay.traces.store.leases import held_among, leases_of_run
 from assay.traces.store.location import home_of
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.store import PAID, UNPRICED, StoreReads
 
+INTERRUPTED = "interrupted"  # status of `interrupted_runs`
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 
 
@@ -83,15 +85,20 @@ def list_runs(
 
     Args:
         kind: the command, such as `compile`.
+        status: see `interrupted_runs`.
         program: a part of the program's name; case is ignored.
         since: earliest start, in seconds since the epoch.
         before: start and id of a run; only older ones are listed.
     """
     table = schema.runs
     query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc())
-    for column, value in ((table.c.kind, kind), (table.c.status, status)):
-        if value is not None:
-            query = query.where(column == value)
+    interrupted = interrupted_runs(store)
+    if kind is not None:
+        query = query.where(table.c.kind == kind)
+    if status == INTERRUPTED:
+        query = query.where(table.c.id.in_(interrupted))
+    elif status is not None:
+        query = query.where(table.c.status == status, table.c.id.not_in(interrupted))
     if since is not None:
         query = query.where(table.c.started_at >= since)
     if before is not None:
@@ -99,7 +106,7 @@ def list_runs(
     if program is None:
         query = query.limit(limit)
     with store.engine.connect() as connection:
-        runs = (_run(row) for row in connection.execution_options(yield_per=200).execute(query).mappings())
+        runs = (_run(row, interrupted) for row in connection.execution_options(yield_per=200).execute(query).mappings())
         # The program is inside the settings, so that it is compared here.
         matching = (run for run in runs if program is None or program.lower() in str(run["program"] or "").lower())
         return list(itertools.islice(matching, limit))
@@ -140,7 +147,7 @@ def find_run(store: Store, id_prefix: str) -> dict[str, Any]:
         raise StoreError(
             f"{'no' if not rows else 'more than one'} run's id starts with {id_prefix!r}; see assay runs list"
         )
-    return _run((exact or rows)[0])
+    return _run((exact or rows)[0], interrupted_runs(store))
 
 
 def phases_of(store: Store, run_id: str) -> list[dict[str, Any]]:
@@ -201,12 +208,29 @@ def failure_of(store: StoreReads, run_id: str) -> str | None:
         return connection.execute(sa.select(table.c.failure).where(table.c.id == run_id)).scalar()
 
 
-def _run(row: Any) -> dict[str, Any]:
+def interrupted_runs(store: StoreReads) -> set[str]:
+    """Runs that the store has as running although their process has ended: nobody holds the lease of their job, or a
+    later run of the job has it. They can be resumed. Runs without a lease, such as gateways, are not among them."""
+    table = schema.runs
+    with store.engine.connect() as connection:
+        running = list(connection.execute(sa.select(table.c.id).where(table.c.status == "running")).scalars())
+    if not running:
+        return set()
+    names = {run: leases_of_run(run) for run in sorted(running, key=lambda run: (len(run), run))}
+    latest = {name: run for run, of_run in names.items() for name in of_run}
+    held = held_among(store.engine, latest)
+    return {
+        run for run, of_run in names.items()
+        if any(name in held for name in of_run) and not any(held.get(name) and latest[name] == run for name in of_run)
+    }  # fmt: skip
+
+
+def _run(row: Any, interrupted: Collection[str]) -> dict[str, Any]:
     config = _json_object(row["config"])
     ended, resumed = row["ended_at"], row["resumed_at"]
     begun = row["started_at"] if resumed is None else resumed
     return {
-        "id": row["id"], "kind": row["kind"], "status": row["status"],
+        "id": row["id"], "kind": row["kind"], "status": INTERRUPTED if row["id"] in interrupted else row["status"],
         "program": config.get("program") or config.get("judge"), "model": config.get("model"),
         "started_at": row["started_at"], "resumed_at": resumed, "ended_at": ended,
         "seconds": None if ended is None else ended - begun, "config": config,
