@@ -31,6 +31,7 @@ from assay.errors import (
 from assay.evaluation.failures import DIED_ALONE
 from assay.evaluation.hosts import Answers, Exchange, HostGone, HostMeter, Mail, Message, Outbox, Recorded
 from assay.evaluation.session import RecordedProgram, Session
+from assay.models.hosted import HostedBackend
 from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import Caps
 from assay.models.unrecorded import Unrecorded
@@ -239,6 +240,9 @@ class Host:
     def _opened(self, make: Callable[[Outbox, HostMeter], Session]) -> Session:
         session = make(self.outbox, self.meter)
         self.meter.owner, self.meter.after_call = session.recorder.owner, lambda: self._send(session, loose=True)
+        for lm in filter(None, (session.lm, session.judge_lm)):
+            if isinstance(lm.recording.backend, HostedBackend):
+                lm.recording.backend.load()  # else its seconds count against the time limit of the first tasks
         return session
 
     def exchange(self, answers: Answers) -> list[Message]:
