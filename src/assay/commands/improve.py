@@ -393,7 +393,7 @@ class _Improvement:
 
     def _begin(self) -> ImproveReport | None:
         """Reads the state to resume from, or writes a new one. Returns the report of an improvement that has ended."""
-        from assay.optimizers.finetuning.run_folder import remove_training
+        from assay.optimizers.finetuning.run_folder import remove_abandoned
 
         resume, key, owner = self.settings.resume, self.settings.state_key, owner_of(self.folder)
         if owner is not None and owner.startswith(f"improvement {self.settings.name} of ") and owner != self.owner:
@@ -410,7 +410,7 @@ class _Improvement:
         if not begun:  # with `resume` too: there is nothing to resume
             self.settings.check_name()
             for adapter in self.settings.adapters:
-                remove_training(adapter)  # an abandoned one of an earlier improvement with the same name
+                remove_abandoned(adapter)  # of an earlier improvement with the same name
         if begun and state is not None:
             self._check_files(state)
         if not begun or not self.folder.exists():  # another machine has begun it
@@ -488,6 +488,7 @@ class _Improvement:
         """Makes runs opened inside parts of this improvement: interrupted ones resume, finished ones are replayed."""
         from assay.jobs.opening import pinned
 
+        self._check_lease()  # who has taken the improvement over may have finished the part
         return pinned(f"{self._runs}.{len(self.report.steps)}.{name}")
 
     @contextmanager
