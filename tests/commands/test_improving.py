@@ -36,9 +36,11 @@ from assay.evaluation import SilentProgress, evaluate
 from assay.jobs.job import open_job
 from assay.jobs.planning import plan_of
 from assay.models.lora import list_adapters
+from assay.models.unrecorded import Unrecorded
 from assay.optimizers.finetuning.run_folder import working_folder
 from assay.traces import Store
 from assay.traces.store.leases import LostLease
+from assay.traces.store.listing import list_runs
 from assay.traces.store.tables import leases
 from rigs.command_line import assay_command
 from rigs.projects import Said, sums, write_program, write_project, write_rows
@@ -326,6 +328,23 @@ class Taken(Said):
         if text.startswith("step 2"):
             with Store() as store, store.engine.begin() as connection:
                 connection.execute(sa.update(leases).values(token="of the next one"))
+
+
+def test_calls_of_a_killed_part_that_are_not_stored_are_in_the_report(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(program: str, **_: Any) -> None:
+        with Store() as store:
+            (run,) = [row["id"] for row in list_runs(store) if ".preflight-" in row["id"]]
+            key = f"{run.partition('.')[0]}.0.prompts-k"
+            assert store.reserve_run(key, kind="compile", started_at=1.0)
+            store.put_run(key, kind="compile", config={}, status="done", started_at=1.0, unrecorded=Unrecorded(lost=3))
+        raise Diverged("far enough")
+
+    monkeypatch.setattr(improving, "compile_program", step)
+    report = improve(job)
+    assert report.to_dict()["unrecorded"] == 3
+    assert "warning: 3 LM calls could not be recorded" in list(report.lines())
 
 
 def test_who_lost_an_improvement_opens_none_of_its_parts(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ class ImproveReport(EndedReport):
         steps: one entry per step with its gate, whether it was kept, and whether its training converged: false if it
             diverged, null for other steps and where too few optimizer steps were made to tell
         test: comparison of start and result on the sealed test
+        unrecorded: LM calls that could not be recorded; null if unknown
     """
 
     artifact: Path | None = None
@@ -74,6 +75,7 @@ class ImproveReport(EndedReport):
     stopped: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     models: Sequence[Mapping[str, Any]] = ()
+    unrecorded: int | None = 0
 
     def lines(self) -> Iterator[str | Table]:
         from assay.reports.training import in_numbers, interval
@@ -92,6 +94,9 @@ class ImproveReport(EndedReport):
             yield "no step was kept, so there is nothing to compare: the program is unchanged"
         yield from self.opened()
         yield from self.called()
+        if self.unrecorded != 0:
+            calls = "an unknown number of" if self.unrecorded is None else self.unrecorded
+            yield f"warning: {calls} LM calls could not be recorded"
         yield f"model: {self.model}"
         if self.artifact is not None:  # not yet while its own page is written
             yield f"artifact: {self.artifact}"
@@ -776,9 +781,11 @@ class _Improvement:
         """
         from assay.jobs.artifacts import keep_artifact
         from assay.reports.markdown import markdown
+        from assay.traces.resuming import unrecorded_in
 
         with self._opened(_Preflight, "end", self.report.program, {**self.options, "model": self.report.model}) as job:
-            self._now(models=job.models(self._runs)["models"])
+            missed = unrecorded_in(job.store, self._runs)
+            self._now(models=job.models(self._runs)["models"], unrecorded=missed.count)
             kept = {"steps": self.report.steps, "test": self.report.test}
             about = f"Improved in the steps {', '.join(self.settings.order)}."
             text = markdown(self.report, title=self.settings.name, about=about)

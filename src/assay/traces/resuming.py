@@ -172,3 +172,8 @@ def spent_in(where: str | Path | None, job: str, *, but: str) -> Usage:
                 total.calls += ledger.again + store.unrecorded(run_id).calls
                 ledger.close()
     return total
+
+
+def unrecorded_in(store: Store, job: str) -> Unrecorded:
+    """Unrecorded calls of the runs of a job with several parts, as these runs ended. `job` begins the ids."""
+    return sum((store.unrecorded(run_id) for run_id, _ in store.runs(job, ".")), Unrecorded())
