@@ -118,8 +118,11 @@ class _Root(_Group):
         try:
             return super().invoke(ctx)
         except BaseException as error:
-            _report_end(ctx, error)
-            raise
+            failure = _of_database(error)
+            _report_end(ctx, failure)
+            if failure is error:
+                raise
+            raise failure from error
 
 
 class Choice(click.Choice[str]):
@@ -456,6 +459,14 @@ def _report_end(ctx: click.Context, error: BaseException) -> None:
     is_stop = isinstance(error, StopRun | KeyboardInterrupt | StoreError | WriteFailed)
     if as_json and REPORTED not in ctx.meta and (is_stop or refused_by_command().rows):
         print_json({"stopped": _reason_of(error) or "by the user"})
+
+
+def _of_database(error: BaseException) -> BaseException:
+    """A driver's error as a `StoreError`, without the statement that failed; any other error as it is."""
+    alchemy = sys.modules.get("sqlalchemy")  # not imported: most commands fail before they need it
+    if alchemy is None or not isinstance(error, alchemy.exc.DBAPIError):
+        return error
+    return StoreError(f"the database failed: {error.orig}")
 
 
 def _reason_of(error: BaseException) -> str:

@@ -54,6 +54,14 @@ def test_stopped_command_names_an_existing_resume_option(command: str, hint: str
     assert how_to_continue(command.split()) == hint
 
 
+def test_a_failure_of_the_database_is_said_without_its_statement(own_folder: Path) -> None:
+    with Store() as store, store.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE rollouts")
+    done = assay_command("traces", "list", "--json")
+    assert (done.code, done.report) == (1, {"stopped": "the database failed: no such table: rollouts"})
+    assert "SELECT" not in done.stderr
+
+
 def test_lists_name_the_version_of_a_program_and_have_a_dash_for_what_a_row_has_not(own_folder: Path) -> None:
     with Store() as store:
         store.put_rollout(Rollout(program="p.py:P", program_version="0123456789ab", inputs={"q": "Hello"}))

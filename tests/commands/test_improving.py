@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from aiohttp import web
 
 import assay
@@ -35,7 +36,12 @@ from assay.evaluation import SilentProgress, evaluate
 from assay.jobs.job import open_job
 from assay.jobs.planning import plan_of
 from assay.models.lora import list_adapters
+from assay.models.unrecorded import Unrecorded
+from assay.optimizers.finetuning.run_folder import working_folder
 from assay.traces import Store
+from assay.traces.store.leases import LostLease
+from assay.traces.store.listing import list_runs
+from assay.traces.store.tables import leases
 from rigs.command_line import assay_command
 from rigs.projects import Said, sums, write_program, write_project, write_rows
 from rigs.serving import ChatServer
@@ -312,6 +318,57 @@ def test_an_improvement_runs_once_and_continues_on_another_machine(
     monkeypatch.chdir(home)
     assert improve(job, resume=True).to_dict() == json.loads(json.dumps(report.to_dict()))
     assert len(taken) == 3
+
+
+class Taken(Said):
+    """Another process takes the improvement over while its second step is announced."""
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if text.startswith("step 2"):
+            with Store() as store, store.engine.begin() as connection:
+                connection.execute(sa.update(leases).values(token="of the next one"))
+
+
+def test_calls_of_a_killed_part_that_are_not_stored_are_in_the_report(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(program: str, **_: Any) -> None:
+        with Store() as store:
+            (run,) = [row["id"] for row in list_runs(store) if ".preflight-" in row["id"]]
+            key = f"{run.partition('.')[0]}.0.prompts-k"
+            assert store.reserve_run(key, kind="compile", started_at=1.0)
+            store.put_run(key, kind="compile", config={}, status="done", started_at=1.0, unrecorded=Unrecorded(lost=3))
+        raise Diverged("far enough")
+
+    monkeypatch.setattr(improving, "compile_program", step)
+    report = improve(job)
+    assert report.to_dict()["unrecorded"] == 3
+    assert "warning: 3 LM calls could not be recorded" in list(report.lines())
+
+
+def test_who_lost_an_improvement_opens_none_of_its_parts(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[str]()
+
+    def step(program: str, **_: Any) -> None:
+        taken.append(program)
+        raise Diverged("far enough")
+
+    monkeypatch.setattr(improving, "compile_program", step)
+    with pytest.raises(LostLease):
+        improve(job, "prompts", "prompts", progress=Taken())
+    assert len(taken) == 1
+
+
+def test_an_improvement_leaves_the_folder_of_a_training_that_runs(job: dict[str, Any]) -> None:
+    with (
+        working_folder("up-1", {}, made_from={}, resume=False) as work,
+        pytest.raises(ConfigError, match="another process is training 'up-1'"),
+    ):
+        improve(job, "sft")
+    assert (work / "job.json").is_file()
+    assert notes(improve(job, "sft")) == ["far enough"]
+    assert not work.exists()
 
 
 @pytest.mark.postgres

@@ -1,16 +1,23 @@
 """What jobs make of the programs, rubrics, rows and settings that they are given, and what they say of it."""
 
 import json
+import math
+import multiprocessing
+import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import assay
 from assay.errors import ConfigError, DataError, ProgramError, RubricError
 from assay.testing import scripted_lm
+from assay.traces import Store
+from assay.traces.store.tables import test_openings
 from rigs.command_line import assay_command
 from rigs.projects import PROGRAM, Said, write_project, write_rows
 from rigs.serving import refusing
@@ -134,6 +141,42 @@ def test_a_comparison_stays_below_the_caps_of_both_sides_and_resumes_with_higher
     whole = compare("p.py:a", "p.py:b", resume=True, **job).to_dict()
     assert whole["stopped"] is None
     assert whole["calls"] == model.scripted.calls == 60
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_stays_below_its_caps_and_counts_one_opening_of_the_test() -> None:
+    """Four calls are in flight when the process is killed."""
+    Path("p.py").write_text(PAIR)
+    sent = Path("sent")
+    rows = [{"question": f"What is {n} + 1?", "answer": "1", "split": "test"} for n in range(40)]
+    job: dict[str, Any] = {
+        "data": rows, "preflight": False, "threads": 4, "prompt_format": "json", "split": "test", "max_calls": 40,
+    }  # fmt: skip
+
+    def answer(last: float) -> Callable[[Any], str]:
+        def answered(request: Any) -> str:
+            with sent.open("ab", buffering=0) as file:
+                file.write(b".")
+            while sent.stat().st_size > last - 4:
+                time.sleep(0.05)
+                if sent.stat().st_size >= last:
+                    os._exit(9)
+            return json.dumps({"answer": "bug"})
+
+        return answered
+
+    def killed() -> None:
+        compare("p.py:a", "p.py:b", lm=scripted_lm(answer(12)), **job)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert (process.exitcode, sent.stat().st_size) == (9, 12)
+    report = compare("p.py:a", "p.py:b", lm=scripted_lm(answer(math.inf)), resume=True, **job).to_dict()
+    assert sent.stat().st_size == 40
+    assert report["calls"] + report["unrecorded"] == 40
+    with Store() as store, store.engine.connect() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(test_openings)).scalar() == 1
 
 
 def test_an_unchanged_program_is_compared_with_nothing_and_the_test_stays_sealed() -> None:

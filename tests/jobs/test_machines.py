@@ -18,11 +18,12 @@ from assay.jobs.opening import job_lease, new_run_id
 from assay.jobs.studies import check_lease
 from assay.jobs.trainings import open_training
 from assay.models import Caps
+from assay.models.unrecorded import Unrecorded
 from assay.optimizers.parameters import SearchConfig, Space, open_study
 from assay.support.addresses import DatabaseAddress
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
-from assay.traces.resuming import ledger_of
+from assay.traces.resuming import ledger_of, spent_in
 from assay.traces.store.leases import LostLease, acquire
 from assay.traces.store.listing import list_runs
 from assay.traces.store.shares import CapShare, members_of
@@ -148,6 +149,21 @@ def test_what_a_killed_process_of_a_job_used_is_counted(where: str, ledger: bool
         assert store.run_row("helper-1")["status"] == "failed"
         with pytest.raises(LostLease), lease.writing("a row"):  # if it was only cut off, it goes on no more
             pass
+
+
+def test_calls_that_parts_of_a_job_sent_again_or_past_the_recorder_count_as_spent(where: str) -> None:
+    with Store(where) as store:
+        for run in ("improve-x.0.prompts-k", "improve-x.1.gate-k", "improve-y.0.prompts-k"):
+            assert store.reserve_run(run, kind="compile", started_at=1.0)
+            for _ in range(3):  # each process is killed before the answer
+                calls = ledger_of(store, run)
+                calls.send("aa", "search")
+                calls.close()
+        missed = Unrecorded(calls=5, lost=2)
+        store.put_run(
+            "improve-x.0.prompts-k", kind="compile", config={}, status="stopped", started_at=1.0, unrecorded=missed
+        )
+    assert spent_in(where, "improve-x", but="1.gate").calls == 3 + 5
 
 
 def test_the_latest_run_of_a_job_is_that_of_the_largest_number_whatever_its_clock(where: str) -> None:

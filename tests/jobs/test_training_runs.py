@@ -1,5 +1,6 @@
 """Runs of trainings on rows: their entry in the store while they run, how they ended, and which one is resumed."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from assay.errors import Cancelled, ConfigError
 from assay.evaluation import SilentProgress
 from assay.jobs.trainings import TrainingRun, open_training
+from assay.support.report import refused
 from assay.traces import Store
 from assay.traces.store.listing import failure_of, find_run
+from rigs.projects import Said
 
 CONFIG = {"algorithm": "sft", "export": "rows"}
 
@@ -45,6 +48,24 @@ def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) 
     assert status_of(store, run) == ("done", None)
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=store) as another:
         assert another.run_id != run.run_id
+
+
+@pytest.mark.parametrize("error", [None, Cancelled])
+def test_a_store_that_is_gone_at_the_end_of_a_training_costs_no_report(
+    tmp_path: Path, error: type[Cancelled] | None
+) -> None:
+    store, said, before = tmp_path / "s.db", Said(), refused()
+    with (
+        nullcontext() if error is None else pytest.raises(error),
+        open_training(CONFIG, name="warm", progress=said, store=store) as run,
+    ):
+        store.rename(tmp_path / "elsewhere.db")
+        store.mkdir()  # a folder is not a database
+        run.report = {"steps": 1}
+        if error is not None:
+            raise error("by the user")
+    assert "how this training ended is not stored" in said.lines[-1]
+    assert refused().since(before).rows == 2
 
 
 def test_only_the_first_of_several_processes_stores_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

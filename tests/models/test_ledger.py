@@ -74,6 +74,19 @@ def test_a_process_that_lost_its_job_settles_its_last_call_beside_the_one_that_t
     assert usage.cost_usd >= 1.0
 
 
+def test_calls_sent_again_count_against_a_cap_that_several_meters_share(place: Path | sa.Engine) -> None:
+    for _ in range(2):  # each process is killed before the answer
+        meter(place).reserve(KEY)
+    one, two = meter(place, calls=4), Meter(Caps(calls=4))
+    one.share_caps_with(two)
+    two.share_caps_with(one)
+    two.unrecorded = lambda: 1
+    two.reserve(OTHER)
+    for each in (one, two):
+        with pytest.raises(BudgetExceeded, match="the cap of 4 calls is reached: 1 call"):
+            each.reserve("ef" * 32)
+
+
 @contextmanager
 def away(engine: sa.Engine) -> Iterator[None]:
     """Inside, the server takes no calls."""

@@ -241,10 +241,11 @@ def test_cap_keeps_the_best_result_and_resumes(tmp_path: Path) -> None:
     sizes = {"train": 40, "val": 30, "gate": 24, "test": 24}
     stopped = compiled(tmp_path, sizes=sizes, max_calls=100).to_dict()
     assert stopped["stopped"] is not None
-    assert stopped["calls"] == 100
+    assert (stopped["calls"], stopped["unrecorded"]) == (100, 0)
     resumed = compiled(tmp_path, sizes=sizes, resume=True).to_dict()
     assert resumed["stopped"] is None
     assert resumed["test"]["compiled"]["n"] == 24
+    assert resumed["unrecorded"] == 0
     assert resumed["repeated_calls"] == 0  # what was asked before the cap is answered from the response cache
 
 

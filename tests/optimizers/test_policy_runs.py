@@ -20,6 +20,7 @@ import assay
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, Diverged, ModelError
 from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.failures import Deaths
 from assay.models import Caps, Meter, with_recording
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import TrainerPolicy
@@ -86,6 +87,30 @@ def run(
 ) -> PolicyReport:
     config = PolicySettings(**{**SMALL, "model": str(model), **settings})
     return train_policy(source(str(model), config, check, store), name, config, resume=resume)
+
+
+class Suspects:
+    """Two tasks were running when the process of the training was killed."""
+
+    def read(self) -> dict[str, list[str]]:
+        return {"running": ["t0", "t1"]}
+
+    def write(self, tasks: Any, *, last: bool = False) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_tasks_that_run_alone_after_a_kill_are_answered(tiny_model: Path, tmp_path: Path) -> None:
+    config = PolicySettings(
+        **{**SMALL, "model": str(tiny_model), "steps": 2, "evaluate_every": 0, "rollout_timeout_s": 20.0}
+    )
+    with Store(tmp_path / "s.db") as store:
+        rollouts = source(str(tiny_model), config, store=store)
+        assert rollouts.eval_task is not None
+        rollouts.eval_task.session.deaths = Deaths(Suspects())
+        assert train_policy(rollouts, "alone", config).steps == 2
+        store.flush()
+        assert {rollout.status for rollout in store.rollouts()} == {"done"}
 
 
 @pytest.fixture(scope="module")

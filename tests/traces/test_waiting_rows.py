@@ -101,11 +101,11 @@ def test_rows_wait_while_rights_are_away_and_are_found_by_another_address_and_pa
 
 def test_rows_of_a_file_are_found_by_another_name_of_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    store = Store("data/s.db")
-    with sqlite3.connect("data/s.db", isolation_level=None) as other:
+    store = Store("data/s[1].db")
+    with sqlite3.connect("data/s[1].db", isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         left_behind(store, 2)
     other.close()
-    Path("link.db").symlink_to("data/s.db")
+    Path("link.db").symlink_to("data/s[1].db")
     with Store("link.db") as found:
         assert found.stats()["rollouts"] == 2

@@ -119,11 +119,10 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
         from assay.deployment.artifact import with_model_of
         from assay.jobs.arguments import check_state, resolve_lm
         from assay.sources.artifact_files import is_artifact
-        from assay.traces.records import new_id
 
         a, b, states = self.a, self.b, (self.state_a, self.state_b)
         common: dict[str, Any] = {name: value for name, value in vars(self).items() if name in options_of(Evaluate)}
-        common |= {"lm": resolve_lm(self.lm, common), "opens_as": f"compare-{new_id()[:12]}"}
+        common |= {"lm": resolve_lm(self.lm, common)}
         models: list[dict[str, Any]] = [{}, {}]
         if common["lm"] is None and self.model is None:
             asked = {name: common[name] for name in ("api_base", "api_key_env", "thinking")}
@@ -140,7 +139,9 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
         _check_loads(b)
         caps = {name: cap for name in _CAPS if (cap := getattr(self, name)) is not None}
         first = evaluate(a, **{**common, **models[0], "state": states[0], **_first_half(caps)})
-        second = evaluate(b, **{**common, **models[1], "state": states[1], **_rest(caps, first)})
+        # an opening of the test counts for the run of the first side, which `resume` continues
+        together = {"opens_as": first.run_id, **_rest(caps, first)}
+        second = evaluate(b, **{**common, **models[1], "state": states[1], **together})
         return _compared((a, b), states, (first, second))
 
 
@@ -178,8 +179,12 @@ def _first_half(caps: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rest(caps: dict[str, Any], first: EvaluationReport) -> dict[str, Any]:
-    """Caps of the second side: what the first has left of those of both."""
-    return {name: max(0, cap - (getattr(first, name.removeprefix("max_")) or 0)) for name, cap in caps.items()}
+    """Caps of the second side: what the first has certainly left of those of both. An unknown cost counts as half."""
+    # calls without a row may be those that were sent again
+    again = max(first.repeated_calls, first.unrecorded or 0)
+    spent = {"max_calls": first.calls + again, "max_tokens": first.tokens, "max_cost_usd": first.cost_usd}
+    half = _first_half(caps)
+    return {name: max(0, cap - (half[name] if spent[name] is None else spent[name])) for name, cap in caps.items()}
 
 
 def _check_loads(side: Any) -> None:

@@ -62,6 +62,7 @@ class ImproveReport(EndedReport):
         steps: one entry per step with its gate, whether it was kept, and whether its training converged: false if it
             diverged, null for other steps and where too few optimizer steps were made to tell
         test: comparison of start and result on the sealed test
+        unrecorded: LM calls that could not be recorded; null if unknown
     """
 
     artifact: Path | None = None
@@ -74,6 +75,7 @@ class ImproveReport(EndedReport):
     stopped: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     models: Sequence[Mapping[str, Any]] = ()
+    unrecorded: int | None = 0
 
     def lines(self) -> Iterator[str | Table]:
         from assay.reports.training import in_numbers, interval
@@ -92,6 +94,9 @@ class ImproveReport(EndedReport):
             yield "no step was kept, so there is nothing to compare: the program is unchanged"
         yield from self.opened()
         yield from self.called()
+        if self.unrecorded != 0:
+            calls = "an unknown number of" if self.unrecorded is None else self.unrecorded
+            yield f"warning: {calls} LM calls could not be recorded"
         yield f"model: {self.model}"
         if self.artifact is not None:  # not yet while its own page is written
             yield f"artifact: {self.artifact}"
@@ -393,7 +398,7 @@ class _Improvement:
 
     def _begin(self) -> ImproveReport | None:
         """Reads the state to resume from, or writes a new one. Returns the report of an improvement that has ended."""
-        from assay.optimizers.finetuning.run_folder import remove_training
+        from assay.optimizers.finetuning.run_folder import remove_abandoned
 
         resume, key, owner = self.settings.resume, self.settings.state_key, owner_of(self.folder)
         if owner is not None and owner.startswith(f"improvement {self.settings.name} of ") and owner != self.owner:
@@ -410,7 +415,7 @@ class _Improvement:
         if not begun:  # with `resume` too: there is nothing to resume
             self.settings.check_name()
             for adapter in self.settings.adapters:
-                remove_training(adapter)  # an abandoned one of an earlier improvement with the same name
+                remove_abandoned(adapter)  # of an earlier improvement with the same name
         if begun and state is not None:
             self._check_files(state)
         if not begun or not self.folder.exists():  # another machine has begun it
@@ -488,6 +493,7 @@ class _Improvement:
         """Makes runs opened inside parts of this improvement: interrupted ones resume, finished ones are replayed."""
         from assay.jobs.opening import pinned
 
+        self._check_lease()  # who has taken the improvement over may have finished the part
         return pinned(f"{self._runs}.{len(self.report.steps)}.{name}")
 
     @contextmanager
@@ -775,9 +781,11 @@ class _Improvement:
         """
         from assay.jobs.artifacts import keep_artifact
         from assay.reports.markdown import markdown
+        from assay.traces.resuming import unrecorded_in
 
         with self._opened(_Preflight, "end", self.report.program, {**self.options, "model": self.report.model}) as job:
-            self._now(models=job.models(self._runs)["models"])
+            missed = unrecorded_in(job.store, self._runs)
+            self._now(models=job.models(self._runs)["models"], unrecorded=missed.count)
             kept = {"steps": self.report.steps, "test": self.report.test}
             about = f"Improved in the steps {', '.join(self.settings.order)}."
             text = markdown(self.report, title=self.settings.name, about=about)

@@ -133,7 +133,7 @@ class JudgeReport(JudgedReport, EndedReport):
             verdict = "the compiled judge replaces the baseline" if self.replaces else UNPROVEN
             yield f"gate ({counted(self.gate['n'], 'items')}): {_gain_text(self.gate)}: {verdict}"
         calls = calls_text(self.calls, self.cached)
-        yield f"winner: {self.winner}; LM calls: {calls}, {cost_words(self.cost_usd)}"
+        yield f"winner: {self.winner}; LM calls: {calls}, {cost_words(self.cost_usd)}{self.gap}"
         yield from self.limits()
         for name, path in (("artifact", self.artifact), ("unproven judge", self.unproven)):
             if path and path != Path():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.errors import ConfigError, DataError
 from assay.jobs.groups import Budget, KeyedJob, Threads
-from assay.support.numbers import calls_text, figure, signed
+from assay.support.numbers import calls_text, counted, figure, signed
 from assay.support.options import Flag, Parse
 from assay.support.report import Report, Table
 
@@ -183,13 +183,18 @@ def need_fields(judge: "Judge", items: "Sequence[Item]", *, optional: Collection
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SpentReport(Report):
-    """A report of a run that called models."""
+    """A report of a run that called models.
+
+    Attributes:
+        unrecorded: LM calls that could not be recorded; null if unknown
+    """
 
     calls: int
     cached: int
     repeated_calls: int
     tokens: int
     cost_usd: float | None
+    unrecorded: int | None
 
     @property
     def spent(self) -> str:
@@ -197,7 +202,14 @@ class SpentReport(Report):
         from assay.reports.markdown import cost_words
 
         calls = calls_text(self.calls, self.cached)
-        return f"LM calls: {calls}, {self.tokens:,} tokens, {cost_words(self.cost_usd)}"
+        return f"LM calls: {calls}, {self.tokens:,} tokens, {cost_words(self.cost_usd)}{self.gap}"
+
+    @property
+    def gap(self) -> str:
+        """The calls that were not recorded, in words; empty without any."""
+        if self.unrecorded is None:
+            return "; the number of LM calls that were not recorded is unknown"
+        return f"; {counted(self.unrecorded, 'LM calls')} could not be recorded" if self.unrecorded else ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -210,10 +222,11 @@ class JudgedReport(SpentReport):
 
 def spent_by(run: "Run") -> dict[str, Any]:
     """The fields of a `SpentReport`."""
+    run.store.settle()
     usage = run.meter.usage
     return {
         "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
-        "cost_usd": usage.known_cost_usd,
+        "cost_usd": usage.known_cost_usd, "unrecorded": run.recorder.unrecorded.count,
     }  # fmt: skip
 
 

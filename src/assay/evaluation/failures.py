@@ -216,6 +216,11 @@ class Deaths:
             self._keep()
 
     @property
+    def has_suspects(self) -> bool:
+        """Whether some tasks run alone, so that others wait for them."""
+        return bool(self._suspects)
+
+    @property
     def notes(self) -> list[str]:
         """What a resumed job says before it runs tasks."""
         lines = []

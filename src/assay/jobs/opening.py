@@ -33,7 +33,7 @@ from assay.sources.artifact_files import is_artifact
 from assay.support.names import place_in
 from assay.traces import Recorder, Store
 from assay.traces.resuming import DeathsInStore, close_running, drop_cut_off, end_on_full_disk, opened_ledger
-from assay.traces.store.leases import Lease, acquire, held_by
+from assay.traces.store.leases import Lease, acquire, held_by, patiently
 from assay.traces.store.listing import run_folder
 from assay.traces.store.location import home_of
 from assay.traces.store.sealing import claim_salt
@@ -304,9 +304,13 @@ def _address_of(config: KeyedJob, role: str, model: str, lm: dspy.LM | None) -> 
 
 
 @contextmanager
-def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store]:
-    """Opens the store and closes it at the end. Rows that it refused are a warning: they must not cost the result."""
-    opened = Store(store)
+def opened_store(store: str | Path | None, progress: Progress, *, patient: bool = False) -> Iterator[Store]:
+    """Opens the store and closes it at the end. Rows that it refused are a warning: they must not cost the result.
+
+    Args:
+        patient: a store that is away is waited for, a minute.
+    """
+    opened = patiently(lambda: Store(store)) if patient else Store(store)
     try:
         yield opened
     finally:

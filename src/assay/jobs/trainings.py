@@ -19,7 +19,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import Task
-from assay.errors import ConfigError, ProgramError, StopRun
+from assay.errors import ConfigError, ProgramError, StopRun, StoreError
 from assay.evaluation import Progress, SilentProgress
 from assay.jobs.arguments import program_settings
 from assay.jobs.checks import independent, unused_settings
@@ -51,6 +51,7 @@ from assay.reports.training import TrainingLog
 from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.sources.modules import qualified_name
+from assay.support.report import count_refused
 from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
@@ -108,11 +109,17 @@ def open_training(
             status, failure = status_and_reason(error)
             raise
         finally:
-            with opened_store(store, progress) as opened:
-                opened.belong_to(lease)
-                if run.report is not None:
-                    FinishedRun(opened, run_id, caps=Caps(), about={}).keep(run.report)
-                opened.put_run(run_id, kind="train", config=stored, status=status, started_at=started, failure=failure)
+            try:
+                with opened_store(store, progress, patient=True) as opened:
+                    opened.belong_to(lease)
+                    if run.report is not None:
+                        FinishedRun(opened, run_id, caps=Caps(), about={}).keep(run.report)
+                    opened.put_run(
+                        run_id, kind="train", config=stored, status=status, started_at=started, failure=failure
+                    )
+            except StoreError as error:  # the report, or the error that ended the training, must not be lost with it
+                progress.say(f"warning: how this training ended is not stored: {error}")
+                count_refused(rows=1 + (run.report is not None))
 
 
 @contextmanager

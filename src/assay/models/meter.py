@@ -185,11 +185,17 @@ class Meter:
         return total
 
     def _used(self) -> Usage:
-        """Amounts that count against the caps."""
-        total = self.usage
-        for other in self._sharing:
-            total.add(other.usage)
+        """Amounts that count against the caps, but for `_sent_again`."""
+        total = Usage()
+        for meter in (self, *self._sharing):
+            total.add(meter.usage)
+            total.calls += meter.unrecorded()
         return total
+
+    @property
+    def _sent_again(self) -> int:
+        """Calls sent again after a kill, which count against a cap on calls."""
+        return sum(meter._again for meter in (self, *self._sharing))
 
     def of(self, phase: str) -> Usage:
         """Usage of one phase (a live object)."""
@@ -447,10 +453,10 @@ class Meter:
             amounts = call if flights or call.exact else Reservation()
             if not flights and not call.exact and not used.tokens and not used.cost_usd:
                 amounts = Reservation(call.least_tokens, call.least_cost_usd)
-            held = [self._held, *(flight.reserved for flight in flights)]
+            held = [meter._held for meter in (self, *self._sharing)] + [flight.reserved for flight in flights]
             tokens, usd = sum(part.tokens for part in held), sum(part.cost_usd for part in held)
             spent: dict[str, float] = {
-                "calls": used.calls + self._again + self.unrecorded(), "search_calls": search, "tokens": used.tokens,
+                "calls": used.calls + self._sent_again, "search_calls": search, "tokens": used.tokens,
                 "cost_usd": used.cost_usd,
             }  # fmt: skip
             if self.shared is not None:
@@ -462,7 +468,7 @@ class Meter:
                 }
                 elsewhere = self.shared.reserve(need, self.caps)
                 spent = {name: value + elsewhere[name] for name, value in spent.items()}
-            self._fit("calls", spent["calls"], None if failed else self.caps.calls, later.calls, again=self._again)
+            self._fit("calls", spent["calls"], None if failed else self.caps.calls, later.calls, again=self._sent_again)
             self._fit("search calls", spent["search_calls"], searches, self._aside.calls)
             self._fit("tokens", spent["tokens"], self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", spent["cost_usd"], self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)

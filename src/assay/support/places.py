@@ -9,6 +9,7 @@ SIGKILL.
 """
 
 import errno
+import glob
 import os
 import shutil
 import sys
@@ -173,13 +174,18 @@ def opened_own(path: Path) -> BinaryIO:
         file.close()
 
 
+def files_of(path: Path, ending: str = "") -> list[Path]:
+    """Files of all processes, oldest first; arguments as of `own_path`."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*{ending}"))
+
+
 def left_files(path: Path, ending: str = "") -> Iterator[tuple[BinaryIO, Path]]:
     """Files that ended processes left, each locked until the next one, oldest first.
 
     Args:
         path, ending: as of `own_path`.
     """
-    for place in sorted(path.parent.glob(f"{path.name}.*{ending}")):
+    for place in files_of(path, ending):
         with suppress(FileNotFoundError), open(place, "r+b") as file:
             if _locked(file) and _is_at(file, place):
                 yield file, place

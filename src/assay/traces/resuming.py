@@ -155,7 +155,8 @@ def _carry(ledger: Ledger, phase: str, usage: Usage) -> None:
 
 
 def spent_in(where: str | Path | None, job: str, *, but: str) -> Usage:
-    """Usage of the runs of a job with several parts, from their ledgers, which survive a kill.
+    """Usage of the runs of a job with several parts, from their ledgers, which survive a kill: what counts against the
+    caps of the job. `calls` has those that were sent again after a kill, and those that bypassed the recorder.
 
     Args:
         job: begins the ids of its runs.
@@ -168,5 +169,11 @@ def spent_in(where: str | Path | None, job: str, *, but: str) -> Usage:
                 ledger = ledger_of(store, run_id)
                 for usage in spent_before(ledger).values():
                     total.add(usage)
+                total.calls += ledger.again + store.unrecorded(run_id).calls
                 ledger.close()
     return total
+
+
+def unrecorded_in(store: Store, job: str) -> Unrecorded:
+    """Unrecorded calls of the runs of a job with several parts, as these runs ended. `job` begins the ids."""
+    return sum((store.unrecorded(run_id) for run_id, _ in store.runs(job, ".")), Unrecorded())

@@ -154,8 +154,8 @@ def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
 # -- Engines.
 
 
-# An agent of another process may wait for something else than an answer, such as a free runner: the requests of the
-# others are then answered without it.
+# A rollout may wait for something else than an answer, such as a free runner for an agent of another process, or a task
+# that runs alone: the requests of the others are then answered without it.
 _PATIENCE_S = 0.5
 
 
@@ -255,8 +255,9 @@ class LlamaPolicy(PolicyEngine):
 class TrainerPolicy(PolicyEngine):
     """Any causal model of transformers, with the generation of the trainer: transformers or vLLM, by its settings.
 
-    All rollouts run at once. When every running rollout waits for an answer, their requests become one batch; those of
-    agents in other processes, of which not all may run at once, also when no other request comes for a moment. Every
+    All rollouts run at once. When every running rollout waits for an answer, their requests become one batch; where not
+    all may run at once (agents in other processes, tasks that run alone after a death), also when no other request
+    comes for a moment. Every
     process joins every batch, with no requests once its rollouts have ended.
     """
 
@@ -277,7 +278,7 @@ class TrainerPolicy(PolicyEngine):
 
         pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend
         foreign = any(isinstance(recorded.program, ForeignAgent) for recorded, _ in runs)
-        desk.patience_s = _PATIENCE_S if foreign else math.inf
+        desk.patience_s = _PATIENCE_S if foreign or session.deaths.has_suspects else math.inf
         desk.open(pool)
         pool.start()
         while True:

@@ -90,6 +90,28 @@ def remove_training(name: str) -> None:
     remove_folder(training_folder(name), _job(name))
 
 
+def remove_abandoned(name: str) -> None:
+    """As `remove_training`. Raises ConfigError if a process is training it."""
+    with _alone(name):
+        remove_training(name)
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Holds the file lock of a training."""
+    work = training_folder(name)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{work}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _job(name: str) -> str:
     return f"training {name}"
 
@@ -126,19 +148,15 @@ def working_folder(
             )
         yield work
         return
-    work.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(f"{work}.lock", timeout=0):
-            if not (resume and (work / "job.json").exists()):
-                check_free(name)
-            _prepare(work, json_value(job, placeholders=True), made_from, resume, last)
-            if (training := training_id(work)) is not None:  # kept by this training, but killed before its report
-                remove_folder(adapter_home() / name, training)
+    with _alone(name):
+        if not (resume and (work / "job.json").exists()):
             check_free(name)
-            wait_for_all()
-            yield work
-    except Timeout:
-        raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
+        _prepare(work, json_value(job, placeholders=True), made_from, resume, last)
+        if (training := training_id(work)) is not None:  # kept by this training, but killed before its report
+            remove_folder(adapter_home() / name, training)
+        check_free(name)
+        wait_for_all()
+        yield work
 
 
 def _prepare(work: Path, job: Mapping[str, Any], made_from: Mapping[str, Any], resume: bool, last: str) -> None:

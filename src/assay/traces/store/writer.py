@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from assay.support.places import left_files, opened_own, own_path, remove_own
+from assay.support.places import files_of, left_files, opened_own, own_path, remove_own
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 Owner = tuple[str, str]  # lease of the job that rows belong to, and the token of its holder
@@ -250,7 +250,7 @@ def rows_waiting(path: Path, *, but: Path) -> int:
         but: a file that is not counted.
     """
     rows = 0
-    for spill in path.parent.glob(f"{path.name}.*{_ENDING}"):
+    for spill in files_of(path, _ENDING):
         with suppress(FileNotFoundError), spill.open("rb") as file:
             rows += 0 if spill == but else sum(int(line.partition(b" ")[0]) for line in file if line.endswith(b"\n"))
     return rows
