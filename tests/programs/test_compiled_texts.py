@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,43 @@ def test_settings_that_do_not_fit_an_agent_are_refused(prompts: Path) -> None:
     for options in ({"text": ["prompts/a.md"]}, {"apply": True}):
         with pytest.raises(ConfigError, match="would have no effect without"):
             assay.compile("math_qa", rubric=RUBRIC, data=TASKS, **options)
+
+
+CLIENT = """
+import json, os, sys, urllib.request
+from pathlib import Path
+
+def ask(system, task):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": task["inputs"]["question"]}]
+    data = json.dumps({"messages": messages, "model": task["model"]}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + task["api_key"]}
+    request = urllib.request.Request(task["base_url"] + "/chat/completions", data=data, headers=headers)
+    print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+
+task = json.load(sys.stdin)
+"""
+SOME = {"max_search_calls": 60, "sizes": {"train": 8, "val": 8, "gate": 12, "test": 12}}
+
+
+def test_a_command_reads_new_texts_in_a_copy_of_its_folder(prompts: Path) -> None:
+    reading = "text = (Path(__file__).resolve().parent / 'prompts/a.md').read_text()\n"
+    Path("agent.py").write_text(CLIENT + reading + "ask(text.upper(), task)")
+    before = prompts.read_bytes()
+    with pytest.raises(ConfigError, match="is in no request of the agent's first 8 tasks"):
+        compiled(f"{sys.executable} agent.py", **SOME)
+    Path("agent.py").write_text(CLIENT + reading + "ask(text, task)")
+    report = compiled(f"{sys.executable} agent.py", delivery="copy", **SOME)
+    assert report.replaces
+    assert prompts.read_bytes() == before
+
+
+def test_an_agent_reads_new_texts_from_its_task(prompts: Path) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        text = task["texts"]["prompts/a.md"]
+        return str(chat(task, ("system", text), ("user", task["inputs"]["question"]))["content"])
+
+    assert compiled(agent, delivery="task").replaces
+    with pytest.raises(ConfigError, match=r"reads the text from task\['texts'\]"):
+        compiled(rendered, delivery="task")
+    Path("agent.py").write_text(CLIENT + "ask(json.load(open(os.environ['ASSAY_TEXTS']))['prompts/a.md'], task)")
+    assert compiled(f"{sys.executable} agent.py", delivery="task", **SOME).replaces

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
@@ -197,6 +197,10 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
     text: Annotated[Sequence[str], Flag(metavar="FILE", path=True)] = ()
     """Text of the agent to improve: FILE, FILE#NAME for what is between `<!-- assay:NAME -->` and
     `<!-- /assay:NAME -->`, or FILE#/json/pointer for a value of a JSON or YAML file; repeatable."""
+    delivery: Literal["gateway", "copy", "task"] = "gateway"
+    """How the agent gets new texts. gateway: they are replaced in its requests, and the agent stays as it is; copy: a
+    command runs in a copy of the working directory that has them; task: the agent reads them from task['texts'], or
+    from the JSON file in ASSAY_TEXTS."""
     data: Annotated[Source | None, Flag(metavar="D", path=True)] = None
     """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
     arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…). In Python also a data
@@ -224,8 +228,8 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
         if self.data is None and self.trainset is None and self.valset is None:
             hint = "Give it here or in assay.toml, which assay init writes"
             raise ConfigError("is missing: it names the tasks", field="data", hint=hint)
-        if self.agent is None and self.text:
-            raise ConfigError("would have no effect without `agent`", field="text")
+        if self.agent is None and (unused := self.changed("text", "delivery")):
+            raise ConfigError("would have no effect without `agent`", field=unused[0])
         if self.agent is None and self.apply:
             raise ConfigError("would have no effect without `agent`: a program has no files of texts", field="apply")
         if self.agent is not None and not self.text:
@@ -240,6 +244,10 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
     @property
     def texts(self) -> Sequence[str]:
         return self.text
+
+    @property
+    def delivered(self) -> str:
+        return self.delivery
 
     @property
     def decisions(self) -> "Decisions":

@@ -440,6 +440,11 @@ class AgentJob(AgentServing):
         """Texts of the agent that the job changes."""
         return ()
 
+    @property
+    def delivered(self) -> str:
+        """How the agent gets its new texts."""
+        return "gateway"
+
     def check(self) -> None:
         names, why = ("agent_model", "agent_key", "agent_listen"), "without `agent`"
         if self.agent is not None:
