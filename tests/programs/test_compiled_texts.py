@@ -33,8 +33,12 @@ RUBRIC = Rubric("right", [Criterion(name="right", check=right)])
 def careful(request: Any, proposal: str = BETTER) -> str:
     """A model that is right if its system text says so, else in a third of its answers; it proposes one text."""
     system, user = str(request.system), request.messages[-1].text or ""
-    if "improved_instruction" in system:
-        return f"[[ ## improved_instruction ## ]]\n{proposal}\n\n[[ ## completed ## ]]"
+    if "improved_text" in system:
+        return f"[[ ## improved_text ## ]]\n{proposal}\n\n[[ ## why ## ]]\nSums go wrong.\n\n[[ ## completed ## ]]"
+    if "edits" in system:
+        own = user.partition("[[ ## text ## ]]\n")[2].partition("\n\n[[ ## failures")[0]
+        edits = json.dumps([{"passage": own, "new": proposal, "why": "Sums go wrong."}])
+        return f"[[ ## edits ## ]]\n{edits}\n\n[[ ## completed ## ]]"
     number = int(user.split()[2])
     draw = int.from_bytes(hashlib.sha256(user.encode()).digest()[:4], "big") / 2**32
     return str(number + (1 if "step by step" in system or draw < 0.33 else 2))
@@ -65,6 +69,8 @@ def test_a_text_is_improved_and_the_gain_is_shown_on_the_sealed_test(prompts: Pa
     report = compiled(rendered)
     assert report.replaces
     assert report.test["gain"]["low"] > 0
+    winner = next(candidate for candidate in report.candidates if candidate["name"] == report.winner)
+    assert winner["why"] == ["prompts/a.md: Sums go wrong."]
     assert prompts.read_bytes() == before
     new = (report.artifact / "texts/prompts/a.md").read_text()
     assert new.startswith(f"---\nname: a\n---\n\n{BETTER}")

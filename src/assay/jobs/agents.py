@@ -2,7 +2,7 @@
 proof that its texts are in its requests."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,14 +39,18 @@ _SHOWN = 8  # tasks that show in which requests the texts of an agent are
 
 
 def program_or_agent(
-    agent: str | Callable[..., Any] | None, program: Any, *, texts: Sequence[str] = (), delivery: str = "gateway",
+    agent: str | Callable[..., Any] | None,
+    program: Any,
+    *,
+    texts: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
     trains: bool = False,
-) -> str | dspy.Module:  # fmt: skip
+) -> str | dspy.Module:
     """The program of a job: the given one, with the class in its name, or one that runs the agent.
 
     Args:
         texts: of the agent, as `AgentText.name`; the program then has them as its prompts.
-        delivery: how the agent gets new texts, as of `TextAgent`.
+        options: further arguments of `TextAgent`.
         trains: the agent's model is in training.
     Raises:
         ConfigError: both were given, or neither; or the agent or a text cannot be loaded.
@@ -63,9 +67,10 @@ def program_or_agent(
         return ForeignAgent(name, runner, trains=trains)
     files = TextFiles(texts)
     fields = [{"name": text.name, "text": text.text, "is_value": text.is_value} for text in files.texts]
-    if delivery == "copy" and not isinstance(runner, CommandRunner):
+    options = dict(options or {})
+    if options.get("delivery") == "copy" and not isinstance(runner, CommandRunner):
         raise ConfigError("must be gateway or task for an agent that is not a command", field="delivery")
-    of_texts = TextAgent(name, fields, delivery, runner=runner)
+    of_texts = TextAgent(name, fields, runner=runner, **options)
     of_texts.host.files = files
     return of_texts
 

@@ -441,9 +441,9 @@ class AgentJob(AgentServing):
         return ()
 
     @property
-    def delivered(self) -> str:
-        """How the agent gets its new texts."""
-        return "gateway"
+    def delivered(self) -> Mapping[str, Any]:
+        """How the agent gets its new texts, as arguments of `TextAgent`."""
+        return {}
 
     def check(self) -> None:
         names, why = ("agent_model", "agent_key", "agent_listen"), "without `agent`"

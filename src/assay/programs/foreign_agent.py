@@ -181,6 +181,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         texts: of the agent: `name`, `text` as its file has it, and `is_value` as in `AgentText`.
         delivery: how the agent gets new texts. `gateway`: they are replaced in its requests; `copy`: it is a command
             and runs in a copy of the working directory with them; `task`: it reads them from its task.
+        most_tokens: of a text, see `assay.optimizers.prompts.proposals.InstructionCheck.limit_of`.
         roles: of the messages in which each text may be replaced, see `assay.traces.gateway.texts`; None: in all.
         runner: as of `ForeignAgent`.
     """
@@ -190,11 +191,13 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         agent: str,
         texts: Sequence[Mapping[str, Any]],
         delivery: str = "gateway",
+        most_tokens: int = 2000,
         roles: Mapping[str, Sequence[str]] | None = None,
         runner: AgentRunner | None = None,
     ) -> None:
         super().__init__()
         self.agent, self.texts, self.delivery, self.roles = agent, [dict(text) for text in texts], delivery, roles
+        self.most_tokens = most_tokens
         self.host = ForeignAgent(agent, runner)
         for text in self.texts:
             setattr(self, text["name"], dspy.Predict(dspy.Signature("task -> answer", text["text"])))
