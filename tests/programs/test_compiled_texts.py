@@ -236,3 +236,31 @@ def test_an_agent_reads_new_texts_from_its_task(prompts: Path) -> None:
         compiled(rendered, delivery="task")
     Path("agent.py").write_text(CLIENT + "ask(json.load(open(os.environ['ASSAY_TEXTS']))['prompts/a.md'], task)")
     assert compiled(f"{sys.executable} agent.py", delivery="task", **SOME).replaces
+
+
+def test_two_texts_are_improved_where_they_fail(prompts: Path) -> None:
+    """Of a planner and a solver the solver's text is at fault: the planner's requests are in no failed run."""
+    Path("prompts/b.md").write_text("You plan the work of others.")
+
+    def agent(task: dict[str, Any]) -> str:
+        question = task["inputs"]["question"]
+        if int(question.split()[2]) % 8 < 4:
+            chat(task, ("system", Path("prompts/b.md").read_text()), ("user", question))
+            return str(int(question.split()[2]) + 1)
+        return rendered(task)
+
+    report = compiled(agent, ("prompts/a.md", "prompts/b.md"))
+    assert report.replaces
+    assert [path.name for path in (report.artifact / "texts/prompts").iterdir()] == ["a.md"]
+    edited = {name for candidate in report.candidates[1:] for name in candidate["instructions"]}
+    assert edited == {"prompts/a.md"}
+
+
+def test_gepa_improves_a_text_by_name(prompts: Path) -> None:
+    def script(request: Any) -> str:
+        user = request.messages[-1].text or ""
+        return json.dumps({"new_instruction": BETTER}) if "new_instruction" in user else careful(request)
+
+    report = compiled(rendered, script=script, optimizer="gepa", max_search_calls=120)
+    assert report.replaces
+    assert (report.artifact / "texts/prompts/a.md").read_text().endswith(f"{BETTER}\n")
