@@ -118,6 +118,8 @@ class CompileReport(JobReport):
             yield f"artifact: {self.artifact}"
         if self.unproven:
             yield f"unproven program: {self.unproven}"
+        winner = next((one for one in self.candidates if one["name"] == self.winner), {})
+        yield from (f"changed {reason}" for reason in winner.get("why", ()))
         if self.applied:
             yield f"applied: {', '.join(self.applied)}"
         elif self.patch is not None:
