@@ -159,7 +159,7 @@ class Collect(Reported, Trusting, InStore, AgentJob, StagedJob, OneSplit):
                 curriculum = collection.keep_curriculum()
             if collection.schedule is not None:
                 collection.notes += collection.schedule.notes()
-            collection.notes += agent_notes(job)
+            collection.notes += agent_notes(job.recorded.program)
             called = job.models()
         evaluation = collection.evaluation
         groups = [group for group in evaluation._samples.values() if len(group) > 1]

@@ -208,7 +208,7 @@ class Evaluate(Reported, Trusting, InStore, AgentJob, Sampled, ProgramJob):
             notes = _notes(job, config, progress)
             stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
             notes += _bias(config, job, used=used, of=len(tasks), finished=len(evaluation))
-            notes += [*run_notes(evaluation.runs.values()), *agent_notes(job)]
+            notes += [*run_notes(evaluation.runs.values()), *agent_notes(job.recorded.program)]
             calls = [run.steps or 0 for run in evaluation.runs.values() if run.error is None]
             notes += [
                 note
