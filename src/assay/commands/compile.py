@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage, check_coverage
 from assay.errors import AssayError, ConfigError, ModelError
-from assay.jobs.groups import PromptJob, Source
+from assay.jobs.groups import AgentJob, PromptJob, Source
 from assay.jobs.job_report import JobReport
-from assay.support.options import Flag, function_of
+from assay.support.options import Flag, Positive, function_of
 from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from assay.traces import Store
 
 
+_OF_PROGRAMS = ("knn", "ensemble", "labeled")  # optimizers that choose demonstrations per task, or show labels
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileReport(JobReport):
     """What `compile` returns. `program` runs under any language model.
@@ -38,6 +41,8 @@ class CompileReport(JobReport):
         run_id: its run
         unproven: artifact of the winner on val, if gate did not prove it better; the artifact then has the baseline
         failed: why the optimizer ended with an error; null if it did not
+        patch: file with the changes of the agent's files, for `git apply`; null for a program, and without a change
+        applied: files of the agent that `apply` wrote
         test: `baseline`, the program as it was, and `compiled`, each an [Evaluation](#evaluation), and their `gain`,
             see [Gain](#gain); these are null where the baseline is kept
     """
@@ -52,6 +57,9 @@ class CompileReport(JobReport):
     failed: str | None
     candidates: Sequence[Mapping[str, Any]]
     test: Mapping[str, Any]
+    patch: Path | None = None
+    applied: Sequence[str] = ()
+    not_applied: str = field(default="", metadata=OBJECT)  # why `apply` wrote nothing
     config: Any = field(metadata=OBJECT)  # the settings, with names in place of objects
     run_id: str
     # what was searched and compared; None for the report of a run that had already ended
@@ -71,7 +79,7 @@ class CompileReport(JobReport):
 
     @property
     def failure(self) -> str:
-        return self.failed or ""
+        return self.failed or self.not_applied
 
     def lines(self) -> Iterator[str | Table]:
         from assay.reports.markdown import cost_words, failure_lines, gain_claim, why_sealed, with_interval
@@ -110,6 +118,12 @@ class CompileReport(JobReport):
             yield f"artifact: {self.artifact}"
         if self.unproven:
             yield f"unproven program: {self.unproven}"
+        winner = next((one for one in self.candidates if one["name"] == self.winner), {})
+        yield from (f"changed {reason}" for reason in winner.get("why", ()))
+        if self.applied:
+            yield f"applied: {', '.join(self.applied)}"
+        elif self.patch is not None:
+            yield f"new texts: git apply {self.patch}"
 
     def page_of(self, store: "Store") -> "Page":
         from assay.reports.compiled import compile_page
@@ -166,8 +180,9 @@ class CompileOutput(WithPage, Planned, JobOutput):
         check_coverage(parts, self.min_coverage)
 
 
-class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
-    """Compile PROGRAM's prompts against a rubric, and report the gain on a sealed test split.
+class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
+    """Compile the prompts of PROGRAM, or the texts of an agent of any framework (`agent`, `text`), against a rubric,
+    and report the gain on a sealed test split.
 
     PROGRAM is path/to/file.py[:Class], package.module:Class, an artifact's folder, or a shipped program
     (math_qa, classify, extract, tool_user, code_repair, answer_from_documents, text_to_sql, nim, experiment,
@@ -181,6 +196,16 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
     OUTPUT: ClassVar[Any] = CompileOutput
     kind: ClassVar[str] = "compile"
 
+    text: Annotated[Sequence[str], Flag(metavar="FILE", path=True)] = ()
+    """Text of the agent to improve: FILE, FILE#NAME for what is between `<!-- assay:NAME -->` and
+    `<!-- /assay:NAME -->`, or FILE#/json/pointer for a value of a JSON or YAML file; repeatable."""
+    delivery: Literal["gateway", "copy", "task"] = "gateway"
+    """How the agent gets new texts. gateway: they are replaced in its requests, and the agent stays as it is; copy: a
+    command runs in a copy of the working directory that has them; task: the agent reads them from task['texts'], or
+    from the JSON file in ASSAY_TEXTS."""
+    max_text_tokens: Positive = 2000
+    """Maximum number of tokens of a new text of the agent without its examples. A text may also have at most 300 tokens
+    more than its own, or twice as many."""
     data: Annotated[Source | None, Flag(metavar="D", path=True)] = None
     """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
     arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…). In Python also a data
@@ -195,6 +220,9 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
     one that saves most tokens is chosen. This takes at least 3 / margin val tasks. By default nothing is fitted. The
     program must be an Agent with a thinking budget, or a Refine program. A policy takes six runs of each val task,
     which `max_search_calls` does not count."""
+    apply: Annotated[bool, Flag(key=False)] = False
+    """Write the new texts into the agent's files, if they replace the old ones. A file that changed meanwhile is not
+    overwritten. Outside of a git repository the old file is kept as FILE.orig."""
     gate: Annotated[bool, Flag(key=False, shown=False)] = True
     """Whether the gate split decides if the result replaces the program. If not, the result is the winner on val; for
     callers that decide themselves."""
@@ -205,6 +233,26 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         if self.data is None and self.trainset is None and self.valset is None:
             hint = "Give it here or in assay.toml, which assay init writes"
             raise ConfigError("is missing: it names the tasks", field="data", hint=hint)
+        if self.agent is None and (unused := self.changed("text", "delivery", "max_text_tokens")):
+            raise ConfigError("would have no effect without `agent`", field=unused[0])
+        if self.agent is None and self.apply:
+            raise ConfigError("would have no effect without `agent`: a program has no files of texts", field="apply")
+        if self.agent is not None and not self.text:
+            raise ConfigError("is missing: it names the files whose texts are improved", field="text")
+        if self.agent is not None and self.optimizer in _OF_PROGRAMS:
+            raise ConfigError(
+                f"{self.optimizer} cannot be used for the texts of an agent, as no file can hold its result: use auto, "
+                "or one that writes instructions, such as gepa",
+                field="optimizer",
+            )
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return self.text
+
+    @property
+    def delivered(self) -> Mapping[str, Any]:
+        return {"delivery": self.delivery, "most_tokens": self.max_text_tokens}
 
     @property
     def decisions(self) -> "Decisions":
@@ -241,7 +289,8 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         from assay.jobs.opening import artifact_place, check_out
         from assay.jobs.preflight import require_predictors
 
-        refuse_function(resolve_program(self.program))
+        if self.agent is None and self.program is not None:
+            refuse_function(resolve_program(self.program))
         settings, progress = self.prepared(), self.reporter
         program, lm, config = named(settings)
         check_out(self.out, resume=self.resume)
@@ -254,7 +303,7 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
             finished = job.finished({"gate": self.gate, "test": self.test})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                return _as_stored(stored, config)
+                return _applied(_as_stored(stored, config))
             place = artifact_place(self.store, self.out, _artifact_name(job, config), resume=self.resume)
             outcome = _compiled(job, config, progress)
             called = job.models()
@@ -272,9 +321,23 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
                     "once the model answers"
                 )
             finished.keep(replace(report(), **written).to_dict())
-            if config.portable:
+            if config.portable and config.agent is None:
                 require_portable(job, written["artifact"])
-        return replace(report(), **written)
+        return _applied(replace(report(), **written))
+
+
+def _applied(report: CompileReport) -> CompileReport:
+    """The report of an agent's texts, which are written into its files if `apply` asks for it."""
+    from assay.jobs.agents import apply_texts
+
+    if not report.config.apply or report.patch is None:
+        return report
+    try:
+        files, kept = apply_texts(report.artifact)
+    except ConfigError as error:
+        return replace(report, not_applied=f"{error} ({report.patch})")
+    notes = [f"the old file is kept as {path}" for path in kept]
+    return replace(report, applied=[str(path) for path in files], notes=[*report.notes, *notes])
 
 
 def _model_of(lm: "dspy.LM | None", config: Compile) -> "dspy.LM":
@@ -289,6 +352,7 @@ def _model_of(lm: "dspy.LM | None", config: Compile) -> "dspy.LM":
 
 def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutcome":
     """Preflight, estimate, search, gate and test."""
+    from assay.jobs.agents import agent_notes, find_texts
     from assay.jobs.anchors import replay_of_rubric
     from assay.jobs.artifacts import rehearsed
     from assay.jobs.checks import unused_settings
@@ -303,15 +367,16 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
     check_made(config.optimizer, made)
     notes = [*announce_splits(splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, splits.val)
+    find_texts(job.recorded, splits.val, session)
     _announce(job, config, measured)
     notes += [*(measured.warnings if measured else ()), *see_models(job)]
-    notes += rehearsed(job, portable=config.portable)
+    notes += rehearsed(job, portable=config.portable) if config.agent is None else []
     notes += replay_of_rubric(session.rubric, session)
     outcome = compile_prompts(
         job.recorded, splits, session, config, config.decisions, thinking_margin=config.thinking_margin,
         folder=job.folder,
     )  # fmt: skip
-    outcome.notes += [note for note in notes if note not in outcome.notes]
+    outcome.notes += [note for note in [*notes, *agent_notes(job.recorded.program)] if note not in outcome.notes]
     return outcome
 
 
@@ -343,10 +408,10 @@ def _as_stored(stored: Mapping[str, Any], config: Compile) -> CompileReport:
 
 
 def _artifact_name(job: "Job", config: Compile) -> str:
+    from assay.jobs.opening import short_title
     from assay.optimizers.prompts.given import title_of
-    from assay.sources.modules import without_call
 
-    class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
+    class_name = short_title(job.session.program_name)
     return f"{class_name}-{title_of(config.optimizer).rpartition(':')[2].lower()}"
 
 
@@ -385,10 +450,11 @@ def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any
     from assay.jobs.artifacts import keep_artifact
     from assay.reports.files import short_name
     from assay.reports.markdown import markdown
+    from assay.sources.artifact_files import PATCH
 
     outcome, beside = report.outcome, None
     assert outcome is not None
-    result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "unproven")}
+    result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "unproven", "patch")}
     title, about = (
         short_name(report.config.program),
         f"Compiled with `{report.optimizer}` for `{job.session.lm.model}`.",
@@ -398,7 +464,9 @@ def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any
         text = markdown(replace(report, unproven=beside), title=title, about=about)
         beside = keep_artifact(job, outcome.compiled, beside, result, text, unproven=True)
     text = markdown(replace(report, unproven=beside), title=title, about=about)
-    return {"unproven": beside, "artifact": keep_artifact(job, outcome.result, folder, result, text)}
+    artifact = keep_artifact(job, outcome.result, folder, result, text)
+    patch = artifact / PATCH
+    return {"unproven": beside, "artifact": artifact, "patch": patch if patch.is_file() else None}
 
 
 compile = function_of(Compile, "compile")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
 from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
-from assay.jobs.groups import ProgramJob, Sampled
+from assay.jobs.groups import AgentJob, ProgramJob, Sampled
 from assay.jobs.job_report import JobReport
 from assay.support.options import Flag, Share, function_of
 from assay.support.report import OBJECT, Table
@@ -151,8 +151,9 @@ def _below(report: EvaluationReport, least: float) -> str:
     return f"{score:.3f} is below" if score < least else ""
 
 
-class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
-    """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type.
+class Evaluate(Reported, Trusting, InStore, AgentJob, Sampled, ProgramJob):
+    """Score PROGRAM (a program's name or an artifact's folder), or an agent of any framework (`agent`), with a 95 %
+    interval, by criterion and by task type.
 
     By default the tasks of `val` are scored. With several samples of each task, the agreement of its answers is part
     of the coherence metric. When a cap is reached, the report covers the finished tasks, and its `stopped` holds the
@@ -180,6 +181,7 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     def run(self) -> EvaluationReport:
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes, unscored_steps
+        from assay.jobs.agents import agent_notes
         from assay.jobs.arguments import named
         from assay.jobs.ending import FinishedRun
         from assay.jobs.job import open_job
@@ -206,7 +208,7 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
             notes = _notes(job, config, progress)
             stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
             notes += _bias(config, job, used=used, of=len(tasks), finished=len(evaluation))
-            notes += run_notes(evaluation.runs.values())
+            notes += [*run_notes(evaluation.runs.values()), *agent_notes(job.recorded.program)]
             calls = [run.steps or 0 for run in evaluation.runs.values() if run.error is None]
             notes += [
                 note

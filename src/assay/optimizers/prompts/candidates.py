@@ -5,20 +5,23 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import eq
 from typing import Any
 
 import dspy
 import numpy as np
 
+from assay.datasets import Task
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.session import RecordedProgram, acting_parameters
 from assay.evaluation.statistics import differences_of, mean_difference
 from assay.optimizers.parameters.space import Space
-from assay.optimizers.prompts.demonstrations import Demonstration, pool_of, select, with_demos
+from assay.optimizers.prompts.demonstrations import Demonstration, Run, pool_of, select, with_demos
 from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import EnsembleProgram, NearestDemos, ends, without_nearest
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import copied
 
 # -- Expected score of each candidate, from few scored tasks of many candidates. Does not call a model.
@@ -154,6 +157,7 @@ class Candidate:
     dropped: str = ""
     spec: CandidateSpec = field(default_factory=CandidateSpec)
     expected: float | None = None  # by the surrogate
+    why: Sequence[str] = ()  # its instructions were proposed
 
     @property
     def mean(self) -> float:
@@ -194,6 +198,7 @@ class Candidate:
             "version": self.version,
             "settings": self.student.settings,
             "instructions": {name: text for name, text in self.instructions().items() if known.get(name) != text},
+            "why": list(self.why),
         }
 
 
@@ -268,6 +273,10 @@ class SearchSpace:
         pool: demonstrations, from labels or from successful runs.
         adapters: prompt formats worth trying, the program's own first.
         most: demonstrations shown at most.
+        reasons: why each of the instructions was proposed.
+        failures: failed runs on train, from which the texts of an agent are improved.
+        train: the tasks that they are improved on.
+        threshold: score from which a run is a success.
     """
 
     student: RecordedProgram
@@ -278,6 +287,10 @@ class SearchSpace:
     instructions: list[dict[str, str]] = field(
         default_factory=lambda: [{}]
     )  # by predictor; those left out stay as they are
+    reasons: list[tuple[str, ...]] = field(default_factory=lambda: [()])
+    failures: Sequence[Run] = ()
+    train: Sequence[Task] = ()
+    threshold: float = 0.8
 
     def __post_init__(self) -> None:
         parameters = self.student.settings["parameters"]
@@ -299,6 +312,8 @@ class SearchSpace:
             sorted({min(count, usable) for count in (*_COUNTS, usable) if count <= max(usable, 2)}) if usable else []
         )
         self.selections = [NEAREST, "stratified", "representative", "diverse", "random"] if usable else []
+        if isinstance(self.student.program, TextAgent):
+            self.selections = self.selections[1:]  # no file can hold examples that are chosen for each task
 
     def first(self) -> list[CandidateSpec]:
         """The first candidates, the most promising first. They cover the space, so that each part is tried early."""
@@ -331,8 +346,9 @@ class SearchSpace:
             specs.append(
                 CandidateSpec(NEAREST, self.counts[-1], prompt_format=self.prompt_formats[0], parameters=eager)
             )
+        possible = (spec for spec in specs if spec.selection in (EXISTING, *self.selections))
         return list(
-            dict.fromkeys(spec for spec in specs if spec != CandidateSpec(prompt_format=self.prompt_formats[0]))
+            dict.fromkeys(spec for spec in possible if spec != CandidateSpec(prompt_format=self.prompt_formats[0]))
         )
 
     def _cold(self) -> tuple[tuple[str, float], ...]:
@@ -411,7 +427,8 @@ class SearchSpace:
 
     def kernel(self, specs: Sequence[CandidateSpec]) -> np.ndarray:
         """Prior covariance of the specs' qualities, see `assay.optimizers.prompts.candidates`."""
-        return kernel(specs, self.program_parameters)
+        of_agent = isinstance(self.student.program, TextAgent)
+        return kernel(specs, self.program_parameters, self.instructions if of_agent else ())
 
 
 def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
@@ -424,14 +441,20 @@ _DEMONSTRATIONS, _FORMAT, _INSTRUCTION, _PARAMETERS, _INTERACTION, _DRAW = 0.12,
 _THINKING = 0.04
 
 
-def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, float]) -> np.ndarray:
+def kernel(
+    specs: Sequence[CandidateSpec],
+    program_parameters: Mapping[str, float],
+    instructions: Sequence[Mapping[str, str]] = (),
+) -> np.ndarray:
     """Prior covariance of the candidates' mean scores, of shape (specs, specs).
 
     A sum of terms for demonstrations, format, instruction and parameters, one for their interaction, and one for the
-    random choice of the demonstrations.
+    random choice of the demonstrations. Of an agent, the term for the instruction is a mean over its texts:
+    scores of a candidate inform about those that share a text with it.
 
     Args:
         program_parameters: the program's own parameters, for specs that leave them as they are.
+        instructions: of the specs of an agent, by text.
     """
     space = Space(programs=["p"], acting={"p": list(_VALUES)})
 
@@ -449,12 +472,21 @@ def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, floa
     return np.asarray(
         _DEMONSTRATIONS**2 * demonstrations
         + _FORMAT**2 * formats
-        + _INSTRUCTION**2 * texts
+        + _INSTRUCTION**2 * (_shared_texts(specs, instructions) if instructions else texts)
         + (_THINKING**2 * equal([spec.thinking for spec in specs]) if any(spec.thinking for spec in specs) else 0.0)
         + _PARAMETERS**2 * similarity.mean(axis=2) * len(program_parameters) ** 0.5
         + _INTERACTION**2 * demonstrations * formats * texts * similarity.prod(axis=2)
         + _DRAW**2 * equal(list(specs))
     )
+
+
+def _shared_texts(specs: Sequence[CandidateSpec], instructions: Sequence[Mapping[str, str]]) -> np.ndarray:
+    """Share of an agent's texts that are the same, of those that have several versions."""
+    names = list(dict.fromkeys(name for texts in instructions for name in texts))
+    versions = [[instructions[spec.instruction].get(name) for name in names] for spec in specs]
+    if not names:
+        return np.ones((len(specs), len(specs)))
+    return np.array([[sum(map(eq, a, b)) / len(names) for b in versions] for a in versions])
 
 
 def _places(spec: CandidateSpec, program_parameters: Mapping[str, float], space: Space) -> list[float]:
