@@ -2,18 +2,18 @@
 
     python benchmarks/referee.py [--draws 1000] [--seed 0] [--submissions 200] [--tasks 40 100 300]
 
-The rule is the referee's own (`assay.evaluation.adaptive`): the screen on val, then a look at gate. Answers are right or
-wrong; an edit answers half of the tasks anew, so a difference has a deviation of 0.5, and a text's answer to a task does
-not change. Optimisers submit:
+The rule is the referee's own (`assay.evaluation.adaptive`): the screen on val, then a look at gate. Answers are right
+or wrong; an edit answers half of the tasks anew, so a difference has a deviation of 0.5, and a text's answer to a task
+does not change. Optimisers submit:
 
 - random: edits of the original text;
 - climbs on gate: edits of the champion, which is all that the gate releases;
 - climbs on val: keeps each edit that raises the mean on val, so that it overfits val;
 - rare losses: edits that gain 0.1 on 90 % of the tasks and lose 0.9 on the others, with a mean of 0.
 
-False: any promotion of a text whose true mean is not above the champion's, in a run of all submissions. Power: any of 10
-truly better edits among the submissions is promoted, the others being without effect. `5 % each time` is a paired test
-of 5 % for each submission, to show that the optimisers can deceive a rule. Each share has its exact 95 % interval.
+False: any promotion of a text whose true mean is not above the champion's, in a run of all submissions. Power: any of
+10 truly better edits among the submissions is promoted, the others being without effect. `5 % each time` is a paired
+test of 5 % for each submission, to show that the optimisers can deceive a rule. Shares have exact 95 % intervals.
 Prints the tables of a page in Markdown.
 """
 

@@ -2,11 +2,11 @@
 
 An optimizer such as a coding agent submits one text after another, and chooses each by what the earlier answers showed.
 A test of 5 % for each submission, or a threshold on a released score, promotes a text without a gain sooner or later.
-This rule bounds the probability that any text is promoted without a gain over the champion, whatever the optimizer does.
+This rule bounds the probability that any text is promoted without a gain over the champion, whatever is submitted.
 
 A submission is compared with the champion on val first (`passes_screen`). If val shows a gain, the submission takes a
-look at gate: on all tasks, paired, one-sided, without an early stop. The answer is yes or no; no score is released. Look
-k of L, after j promotions, has the level
+look at gate: on all tasks, paired, one-sided, without an early stop. The answer is yes or no; no score is released.
+Look k of L, after j promotions, has the level
 
     alpha / L * v[j] / C(k - 1, j),    v = 0.8, 0.15, 0.05
 
