@@ -46,7 +46,10 @@ def read_yaml(text: str, source: str, error: type[AssayError]) -> tuple[Any, yam
     """
     if len(text) > MOST_BYTES:
         raise error(f"{source}: the file has {len(text) / 2**20:.1f} MiB; the maximum is {MOST_BYTES >> 20} MiB")
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as problem:  # a character that YAML does not allow
+        raise error(_invalid(source, problem)) from None
     try:
         node = loader.get_single_node()
         if node is None:
