@@ -8,6 +8,9 @@ from contract_project import Project
 from prompt_server import PromptServer
 
 import assay
+from assay.evaluation import SilentProgress
+from assay.jobs.referee import maker_of, opened_referee
+from assay.jobs.referee_folder import RefereeFolder
 
 # Its goal is out of reach, so that no decision depends on the assignment, which is random.
 PLAN = """
@@ -27,6 +30,11 @@ JUDGED = """
 name: judged
 criteria:
 - {name: kind, judge: {text: "Is it right?", shows: [input.question, output.answer]}}
+"""
+AGENT = """
+def solve(task):
+    number = int(task["inputs"]["question"].split()[2])
+    return {"answer": str(number + 1 + (number % 2 and "carefully" not in task["texts"]["skill.md"]))}
 """
 LOOSE = ("--privacy", "patterns", "--min-clean", "0")
 
@@ -122,6 +130,30 @@ def judges(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Pr
     assert project.run("evaluate", "sums.py:successor", "--size", "3").code == 0
     project.report("judge label", "kind.yaml", "--rater", "ann", stdin="yes\nno\nq\n")
     project.report("judge forget", "ann")
+    return project
+
+
+@pytest.fixture(scope="session")
+def referees(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A referee that has promoted a text and is closed."""
+    project, out = (
+        Project(tmp_path_factory.mktemp("referees"), server.url, rows=200),
+        tmp_path_factory.mktemp("of") / "o",
+    )
+    project.write("agent.py", AGENT)
+    project.write("skill.md", "Answer the question with one number.")
+    (project.folder / "workspace").mkdir()
+    project.report(
+        "referee open", "--agent", "agent.py:solve", "--text", "skill.md", "--out", str(out), "--workspace", "workspace"
+    )
+    with contextlib.chdir(project.folder):
+        folder = RefereeFolder(out)
+        with opened_referee(folder, maker_of(folder), progress=SilentProgress()) as referee:
+            assert referee.submit({"skill.md": "Answer the question carefully."})["promoted"]
+    done = project.run("referee", "close", str(out), "--json")
+    assert done.code == 0, done.stderr
+    project.reports["referee close"] = done
+    project.report("referee skill")
     return project
 
 
