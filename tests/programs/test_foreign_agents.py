@@ -32,7 +32,7 @@ from assay.programs.runners import (
     runner_of,
 )
 from assay.traces import Store
-from assay.traces.gateway.policy import PolicyGateway
+from assay.traces.gateway.agents import AgentGateway
 
 CLIENT = """
 import json, os, sys, urllib.request
@@ -57,11 +57,11 @@ def ask(task: Mapping[str, Any], **body: Any) -> str:
 @dataclasses.dataclass
 class AgentHost:
     session: Session
-    gateway: PolicyGateway
+    gateway: AgentGateway
     store: Store
 
     def program(self, runner: AgentRunner) -> ForeignAgent:
-        program = ForeignAgent("the agent", runner)
+        program = ForeignAgent("the agent", runner, trains=True)
         program.gateway = self.gateway
         return program
 
@@ -75,7 +75,7 @@ class AgentHost:
 def hosting(policy: LanguageModel, folder: Path) -> Iterator[AgentHost]:
     store = Store(folder / "a.db")
     session = training(policy, store)
-    gateway = PolicyGateway(store, session.lm.model, accepts=["gpt-5-mini"])
+    gateway = AgentGateway(store, session.lm.model, accepts=["gpt-5-mini"])
     yield AgentHost(session, gateway, store)
     gateway.close()
     store.close()

@@ -17,7 +17,7 @@ from assay.evaluation.executors import in_background
 from assay.programs.foreign_agent import ForeignAgent
 from assay.programs.runners import CallableRunner, RemoteRunner, TaskServer, work
 from assay.traces import Store
-from assay.traces.gateway.policy import PolicyGateway
+from assay.traces.gateway.agents import AgentGateway
 from assay.traces.gateway.routes import Leases
 
 KEY = "key-of-the-runners"
@@ -48,12 +48,12 @@ class Trainer:
     def __init__(self, folder: Path, leases: Leases) -> None:
         self.store, self.leases = Store(folder / "a.db"), leases
         self.session = training(scripted_policy(), self.store)
-        self.gateway = PolicyGateway(self.store, self.session.lm.model, key=KEY)
+        self.gateway = AgentGateway(self.store, self.session.lm.model, key=KEY)
         self.gateway.add_routes(leases.add_to)
         self.gateway.add_routes(lambda app: app.middlewares.append(self._proxy))
         self.faults: list[str] = []  # ends of paths, whose next request gets a 503
         self.handled_first = self.lasting = False
-        self.program = ForeignAgent("remote", RemoteRunner(leases))
+        self.program = ForeignAgent("remote", RemoteRunner(leases), trains=True)
         self.program.gateway = self.gateway
         self.server = TaskServer(self.gateway.address, KEY)
 

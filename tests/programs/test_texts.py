@@ -180,6 +180,7 @@ def test_texts_that_cannot_be_told_apart_are_refused(own_folder: Path) -> None:
         ("{role}\nAnswer the user.", "Answer the user. {role}", "placeholder: one at the beginning"),
         ("Run:\n```\nmake\n```\nDone.", "Run:\n```\nmake all\n```\nDone.", "code: a code block differs"),
         ("Be polite.", "Be polite. <!-- /assay:rules -->", "marker: it has the marker"),
+        ("Answer {question} now.", "Answer {question} as {\\n}.", "placeholder: it adds a brace"),
         ('Write {{"answer": 1}} in JSON.', "Write JSON.", "placeholder: it lacks"),
     ],
 )

@@ -10,7 +10,7 @@ from annotated_types import Ge, Lt
 
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage, check_coverage
 from assay.errors import AssayError, ConfigError, ModelError
-from assay.jobs.groups import PromptJob, Source
+from assay.jobs.groups import AgentJob, PromptJob, Source
 from assay.jobs.job_report import JobReport
 from assay.support.options import Flag, function_of
 from assay.support.report import OBJECT, Table
@@ -165,8 +165,9 @@ class CompileOutput(WithPage, Planned, JobOutput):
         check_coverage(parts, self.min_coverage)
 
 
-class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
-    """Compile PROGRAM's prompts against a rubric, and report the gain on a sealed test split.
+class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
+    """Compile the prompts of PROGRAM, or the texts of an agent of any framework (`agent`, `text`), against a rubric,
+    and report the gain on a sealed test split.
 
     PROGRAM is path/to/file.py[:Class], package.module:Class, an artifact's folder, or a shipped program
     (math_qa, classify, extract, tool_user, code_repair, answer_from_documents, text_to_sql, nim, experiment,
@@ -180,6 +181,9 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
     OUTPUT: ClassVar[Any] = CompileOutput
     kind: ClassVar[str] = "compile"
 
+    text: Annotated[Sequence[str], Flag(metavar="FILE", path=True)] = ()
+    """Text of the agent to improve: FILE, FILE#NAME for what is between `<!-- assay:NAME -->` and
+    `<!-- /assay:NAME -->`, or FILE#/json/pointer for a value of a JSON or YAML file; repeatable."""
     data: Annotated[Source | None, Flag(metavar="D", path=True)] = None
     """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
     arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…). In Python also a data
@@ -204,6 +208,14 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         if self.data is None and self.trainset is None and self.valset is None:
             hint = "Give it here or in assay.toml, which assay init writes"
             raise ConfigError("is missing: it names the tasks", field="data", hint=hint)
+        if self.agent is None and self.text:
+            raise ConfigError("would have no effect without `agent`", field="text")
+        if self.agent is not None and not self.text:
+            raise ConfigError("is missing: it names the files whose texts are improved", field="text")
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return self.text
 
     @property
     def decisions(self) -> "Decisions":
@@ -240,7 +252,8 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
         from assay.jobs.opening import artifact_place, check_out
         from assay.jobs.preflight import require_predictors
 
-        refuse_function(resolve_program(self.program))
+        if self.agent is None and self.program is not None:
+            refuse_function(resolve_program(self.program))
         settings, progress = self.prepared(), self.reporter
         program, lm, config = named(settings)
         check_out(self.out, resume=self.resume)
@@ -271,7 +284,7 @@ class Compile(Reported, Trusting, InStore, NewArtifact, PromptJob):
                     "once the model answers"
                 )
             finished.keep(replace(report(), **written).to_dict())
-            if config.portable:
+            if config.portable and config.agent is None:
                 require_portable(job, written["artifact"])
         return replace(report(), **written)
 
@@ -288,6 +301,7 @@ def _model_of(lm: "dspy.LM | None", config: Compile) -> "dspy.LM":
 
 def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutcome":
     """Preflight, estimate, search, gate and test."""
+    from assay.jobs.agents import find_texts
     from assay.jobs.anchors import replay_of_rubric
     from assay.jobs.artifacts import rehearsed
     from assay.jobs.checks import unused_settings
@@ -302,9 +316,10 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
     check_made(config.optimizer, made)
     notes = [*announce_splits(splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, splits.val)
+    find_texts(job)
     _announce(job, config, measured)
     notes += [*(measured.warnings if measured else ()), *see_models(job)]
-    notes += rehearsed(job, portable=config.portable)
+    notes += rehearsed(job, portable=config.portable) if config.agent is None else []
     notes += replay_of_rubric(session.rubric, session)
     outcome = compile_prompts(
         job.recorded, splits, session, config, config.decisions, thinking_margin=config.thinking_margin,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
 from assay.errors import AssayError, BudgetExceeded, ModelError, StoreError
-from assay.jobs.groups import ProgramJob, Sampled
+from assay.jobs.groups import AgentJob, ProgramJob, Sampled
 from assay.jobs.job_report import JobReport
 from assay.support.options import Flag, Share, function_of
 from assay.support.report import OBJECT, Table
@@ -151,8 +151,9 @@ def _below(report: EvaluationReport, least: float) -> str:
     return f"{score:.3f} is below" if score < least else ""
 
 
-class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
-    """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type.
+class Evaluate(Reported, Trusting, InStore, AgentJob, Sampled, ProgramJob):
+    """Score PROGRAM (a program's name or an artifact's folder), or an agent of any framework (`agent`), with a 95 %
+    interval, by criterion and by task type.
 
     By default the tasks of `val` are scored. With several samples of each task, the agreement of its answers is part
     of the coherence metric. When a cap is reached, the report covers the finished tasks, and its `stopped` holds the

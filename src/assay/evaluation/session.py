@@ -26,6 +26,7 @@ from assay.models.limits import DEFAULT_S, OverTime, ToolOverTime, current_limit
 from assay.models.scope import looping_answers_as_text
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import copied, running
 from assay.programs.wrapping import as_prediction, is_wrapped
 from assay.rubrics import Failed, Rubric
@@ -159,7 +160,9 @@ def has_tools(program: dspy.Module) -> bool:
 
 def acting_parameters(recorded: "RecordedProgram") -> list[str]:
     """The agent parameters that affect a program. A plain `dspy.Module` has only `temperature`, which does nothing if
-    the program's own models answer all its calls."""
+    the program's own models answer all its calls. A `TextAgent` has none: its settings are in its own code."""
+    if isinstance(recorded.program, TextAgent):
+        return []
     idle = {"temperature"} if recorded.session.only_own_models else set[str]()
     if not has_tools(recorded.program):
         idle.add("tool_usage_threshold")

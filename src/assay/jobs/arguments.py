@@ -15,10 +15,11 @@ from assay.datasets.tasks import SPLIT_ALIASES
 from assay.deployment.artifact import with_model_of
 from assay.errors import AssayError, ConfigError, DataError, ProgramError
 from assay.evaluation.statistics import fewest_to_accept
-from assay.jobs.groups import ProgramJob
+from assay.jobs.agents import program_or_agent
+from assay.jobs.groups import AgentJob, ProgramJob
 from assay.jobs.loading import load_rubric
 from assay.models.lm import has_provider
-from assay.programs.foreign_agent import ForeignAgent
+from assay.programs.foreign_agent import foreign_agent_in
 from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class, read_saved_state
 from assay.programs.state import with_saved_state
 from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wrapped
@@ -197,13 +198,15 @@ def program_settings(
         if options.get("curriculum") is None:
             raise ConfigError("data is missing: give the tasks, or a curriculum whose stages name them")
         data = f"{PREFIX}{options['curriculum']}"
-    own_name = program.name if isinstance(program, ForeignAgent) else None
+    agent = foreign_agent_in(program)
+    own_name = agent.name if agent is not None else None
     name = program if isinstance(program, str) else own_name or qualified_name(wrapped(program))
     model = {} if lm is None else {"model": lm.model}
     if not any({**options, **model}.get(name) is not None for name in _MODELS):  # the default model does not judge
         load_rubric(rubric).require_judges()
     names = {
         "program": name,
+        **({"agent": own_name} if options.get("agent") is not None else {}),
         "rubric": rubric_name(rubric),
         "data": data_spec(_rows_in(data) if names_splits(data) else data),
     }
@@ -215,6 +218,10 @@ _Job = TypeVar("_Job", bound=ProgramJob)
 
 def named(command: _Job) -> tuple[Any, dspy.LM | None, _Job]:
     """The program and the model of a command, and its settings with names in place of objects, see `resolve_model`."""
-    program = resolve_program(command.program)
+    program: Any
+    if isinstance(command, AgentJob) and (command.agent is not None or command.program is None):
+        program = program_or_agent(command.agent, command.program, texts=command.texts)
+    else:
+        program = resolve_program(command.program)
     lm, settings = resolve_model(program, command.lm, vars(command))
     return program, lm, program_settings(type(command), program, command.rubric, command.data, lm, settings)

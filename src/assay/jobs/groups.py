@@ -4,7 +4,7 @@ The object of a command is the configuration of its job, with names in place of 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -411,6 +411,40 @@ class ProgramJob(JobSettings, KeyedJob):
     def shown_demos(self) -> int:
         """Maximum number of demonstrations in a prompt, for estimates."""
         return 0
+
+
+class AgentServing(Settings):
+    """Agent of one's own."""
+
+    agent_model: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Further name by which the agent may call the model, such as the one in its code."""
+    agent_listen: Annotated[str, Flag(metavar="HOST:PORT", job=False)] = "127.0.0.1:0"
+    """Address at which the model is served to the agent; port 0 is any free one. Beyond loopback `agent_key` is
+    required."""
+    agent_key: Annotated[str | None, Flag(env="ASSAY_AGENT_KEY", key=False)] = field(default=None, repr=False)
+    """Key that `assay agent run` sends; required for the agent remote, and where `agent_listen` is not loopback."""
+
+
+class AgentJob(AgentServing):
+    """Agent of one's own."""
+
+    program: Annotated[Source, Flag(path=True)] = field(default=None, kw_only=False)
+    """Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name. In Python also a
+    module, a function of the task's inputs, or an agent with `execute` and `set_parameters`."""
+    agent: Annotated[str | Callable[..., Any] | None, Flag(metavar="AGENT")] = None
+    """Agent in place of a program: MODULE:CALLABLE, a command, or remote for one that `assay agent run` runs. It calls
+    the model at OPENAI_BASE_URL. In Python also a function of the task."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Texts of the agent that the job changes."""
+        return ()
+
+    @classmethod
+    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the project file sets; its agent is not for a program that was given, nor its program for an agent."""
+        other = "agent" if "program" in given else "program" if "agent" in given else ""
+        return super().of_file({name: value for name, value in stored.items() if name != other}, given)
 
 
 class StagedJob(ProgramJob):

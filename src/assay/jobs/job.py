@@ -25,10 +25,11 @@ from assay.evaluation import Evaluation, Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs, scored_otherwise
 from assay.evaluation.executors import RayExecutor
 from assay.evaluation.hosts import HostMeter, Outbox
+from assay.jobs.agents import serving
 from assay.jobs.arguments import check_state
 from assay.jobs.documents import absent_sources
 from assay.jobs.ending import FinishedRun
-from assay.jobs.groups import ProgramJob, StagedJob
+from assay.jobs.groups import AgentServing, ProgramJob, StagedJob
 from assay.jobs.hosts import Consignment
 from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric, portable_rubric, with_judges, without_graders
 from assay.jobs.opening import Run, budgeted, client_of, open_run
@@ -37,6 +38,7 @@ from assay.models.meter import Usage
 from assay.models.roles import DEFAULT_MODEL
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
+from assay.programs.foreign_agent import foreign_agent_in
 from assay.programs.isolation import copied
 from assay.programs.loading import BuiltFromTasks, full_name, models_in_state, program_class
 from assay.programs.state import with_saved_state
@@ -229,7 +231,7 @@ def open_job(
     if artifact is not None:
         check_state(config.program, config.state)
     loaded = artifact.program if artifact else module
-    name = artifact.manifest["program"] if artifact else config.program
+    name = artifact.manifest.get("agent") or artifact.manifest["program"] if artifact else config.program
     built_from_tasks = None if loaded is not None else _built_from_tasks(name)
     if loaded is None and built_from_tasks is None:
         loaded = load_program(name)
@@ -280,6 +282,9 @@ def open_job(
         )
         if artifact is not None:
             session.recorder.carried = carried_by(artifact.program)
+        if (agent := foreign_agent_in(recorded.program)) is not None:
+            options = config.part(AgentServing) if isinstance(config, AgentServing) else AgentServing()
+            closing.enter_context(serving(agent, run.store, run.lm.model, options, progress))
         _count_openings(job, opens_as or run.run_id)
         compared = {name for c in checked.criteria for name in c.expected_names}
         for line in column_lines(splits.columns, fields, compared):

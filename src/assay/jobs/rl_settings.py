@@ -1,12 +1,12 @@
 """Settings of a training by reward: of the weight update, and of the program whose rollouts it learns from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from assay.errors import ConfigError
-from assay.jobs.groups import SPLITS, Source, StagedJob
+from assay.jobs.groups import SPLITS, AgentJob, Source, StagedJob
 from assay.jobs.project_file import is_of_project
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.support.names import check_name
@@ -26,7 +26,7 @@ def is_export(program: Any) -> bool:
     return named and all((Path(program) / file).is_file() for file in ("manifest.json", "data.jsonl"))
 
 
-class RLSettings(PolicySettings, StagedJob):
+class RLSettings(AgentJob, PolicySettings, StagedJob):
     """Training."""
 
     kind: ClassVar[str] = "train"
@@ -59,26 +59,10 @@ class RLSettings(PolicySettings, StagedJob):
     """Retention task: a program, rubric and data whose score must not fall; repeatable."""
     monitor: Annotated[Source, Flag(metavar="R", path=True)] = None
     """Monitor rubric: scores the rollouts, but gives no reward."""
-    agent: Annotated[str | Callable[..., Any] | None, Flag(metavar="AGENT")] = None
-    """Agent to train in place of a program: MODULE:CALLABLE, a command, or remote for one that `assay agent run` runs.
-    It calls the policy at OPENAI_BASE_URL. In Python also a function of the task."""
-    agent_model: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Further name by which the agent may call the policy, such as the one in its code."""
-    agent_listen: Annotated[str, Flag(metavar="HOST:PORT", job=False)] = "127.0.0.1:0"
-    """Address at which the policy is served to the agent; port 0 is any free one. Beyond loopback `agent_key` is
-    required."""
-    agent_key: Annotated[str | None, Flag(env="ASSAY_AGENT_KEY", key=False)] = field(default=None, repr=False)
-    """Key that `assay agent run` sends; required for the agent remote, and where `agent_listen` is not loopback."""
     judged_by_itself: bool = False
     """Allow the model in training to judge its own rollouts."""
     test: Annotated[bool, Flag(key=False, shown=False)] = True
     """Compare old and new weights on the sealed test split at the end, for `validation`."""
-
-    @classmethod
-    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the project file sets; its agent is not for a program that was given, nor its program for an agent."""
-        other = "agent" if "program" in given else "program" if "agent" in given else ""
-        return {name: value for name, value in stored.items() if name != other}
 
     @property
     def needs_data(self) -> bool:

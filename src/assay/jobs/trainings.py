@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError, StopRun
 from assay.evaluation import Progress, SilentProgress
+from assay.jobs.agents import program_or_agent
 from assay.jobs.arguments import program_settings
 from assay.jobs.checks import independent, unused_settings
 from assay.jobs.curricula import scheduled
@@ -45,16 +46,11 @@ from assay.optimizers.finetuning.run_folder import check_free, from_first, rank,
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.sources import Recorded, Rollouts, export_temperature
 from assay.programs.foreign_agent import ForeignAgent
-from assay.programs.loading import full_name
-from assay.programs.runners import CallableRunner, RemoteRunner, runner_of
 from assay.reports.training import TrainingLog
 from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource, rubric_name
-from assay.sources.modules import qualified_name
 from assay.support.values import json_text
 from assay.traces import Store
-from assay.traces.gateway.policy import PolicyGateway
-from assay.traces.gateway.routes import Leases
 from assay.traces.store.connection import open_engine, store_id
 from assay.traces.store.leases import Lease
 from assay.traces.store.listing import run_folder
@@ -146,71 +142,6 @@ def _begun(
     return run_id
 
 
-REMOTE = "remote"  # the agent runs on machines that ask for tasks
-
-
-def agent_program(agent: str | Callable[..., Any] | None, program: str | dspy.Module | None) -> str | dspy.Module:
-    """The program to train: the given one, with the class in its name, or one that runs the agent.
-
-    Raises:
-        ConfigError: both were given, or neither; or the agent cannot be loaded.
-    """
-    if agent is None and program is not None:
-        if not isinstance(program, str | Path | dspy.Module):
-            raise ConfigError(f"`program={program!r}` must be a name, an artifact's path or a dspy.Module")
-        return program if isinstance(program, dspy.Module) else full_name(str(program))
-    if agent is None or program is not None:
-        raise ConfigError("give either a `program` or an `agent` to train")
-    if not isinstance(agent, str):
-        return ForeignAgent(qualified_name(agent), CallableRunner(agent))
-    return ForeignAgent(agent, RemoteRunner(Leases()) if agent == REMOTE else runner_of(agent))
-
-
-@contextmanager
-def serving(program: str | dspy.Module, store: Store, config: RLSettings, progress: Progress) -> Iterator[None]:
-    """Inside, an agent can call the model of each of its runs. Does nothing for a program.
-
-    Raises:
-        ConfigError: settings of an agent for a program, or an address beyond loopback without a key.
-    """
-    if not isinstance(program, ForeignAgent):
-        for name in config.changed("agent_model", "agent_key", "agent_listen"):
-            if not is_of_project(name, getattr(config, name)):
-                raise ConfigError("would have no effect: a program is trained, not an agent", field=name)
-        yield
-        return
-    if config.prompt_format is not None and not is_of_project("prompt_format", config.prompt_format):
-        raise ConfigError("would have no effect: an agent writes its prompts itself", field="prompt_format")
-    host, port = address_of(config.agent_listen)
-    accepts = [config.agent_model] if config.agent_model else []
-    gateway = PolicyGateway(store, config.policy.model, host=host, port=port, key=config.agent_key, accepts=accepts)
-    if isinstance(program.runner, RemoteRunner):
-        if config.agent_key is None:
-            raise ConfigError(
-                "is required by runners on other machines: give the key that `assay agent run` sends", field="agent_key"
-            )
-        gateway.add_routes(program.runner.leases.add_to)
-    program.gateway = gateway
-    try:
-        progress.say(f"{config.policy.model} is served to {program.name} at {gateway.address}/v1")
-        yield
-    finally:
-        gateway.close()
-        program.gateway = None
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"must be HOST:PORT, such as 127.0.0.1:0, not {text!r}", field="agent_listen")
-    return host.strip("[]"), int(port)
-
-
 @dataclass(frozen=True)
 class Retained:
     """A retention task: another program whose score must not fall, with its rubric and its data."""
@@ -228,6 +159,16 @@ class Retained:
         return cls(*parts)
 
 
+def _check_of_agent(command: RLSettings, program: str | dspy.Module) -> None:
+    """Raises `ConfigError` for settings of an agent beside a program, and for the prompt format of an agent."""
+    names, why = ("agent_model", "agent_key", "agent_listen"), "a program is trained, not an agent"
+    if isinstance(program, ForeignAgent):
+        names, why = ("prompt_format",), "an agent writes its prompts itself"
+    for name in command.changed(*names):
+        if not is_of_project(name, getattr(command, name)):
+            raise ConfigError(f"would have no effect: {why}", field=name)
+
+
 def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
     """Trains on rollouts of a program.
 
@@ -235,13 +176,12 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
         AssayError: what was wrong, which rule, what to do.
         Cancelled: a signal came.
     """
-    program = agent_program(command.agent, command.program)
+    program = program_or_agent(command.agent, command.program, trains=True)
+    _check_of_agent(command, program)
     progress = _of_this_process(progress)
     options = {name: value for name, value in vars(command).items() if value is not None}
     if command.monitor is not None:
         options["monitor"] = rubric_name(command.monitor)
-    if isinstance(program, ForeignAgent):
-        options["agent"] = program.name
     config = program_settings(type(command), program, command.rubric, command.data, None, options)
     if "temperature" in config.parameters:
         raise ConfigError("temperature would have no effect: `temperature` is that of rollouts", field="parameters")
@@ -261,7 +201,6 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
         if rank():
             opener.runs = from_first(opener.runs)
         main, job = opener.open(program, measure, config.data, config.parameters)
-        opened.enter_context(serving(program, job.store, config, progress))
         retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
         for one, other in itertools.permutations([main, *retained], 2):
             one.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training

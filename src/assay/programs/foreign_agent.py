@@ -1,10 +1,13 @@
-"""`ForeignAgent`: an agent that was written with anything, as a program whose model is behind a gateway.
+"""Agents that were written with anything, as programs whose model is behind a gateway.
 
-Its runs are recorded, scored and credited like those of any program. It has no prompts, so nothing can be compiled.
+Their runs are recorded, scored and credited like those of any program. A `ForeignAgent` has no prompts; those of a
+`TextAgent` are texts of the agent, which the gateway replaces in its requests.
 """
 
+import inspect
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dspy
@@ -12,13 +15,18 @@ import dspy
 from assay.errors import ConfigError, ProgramError
 from assay.models.limits import OverTime, given_up
 from assay.models.lm import LanguageModel
-from assay.programs.runners import AgentRunner, AgentTask, RemoteRunner, RunnerLost
+from assay.programs.runners import AgentRunner, AgentTask, RemoteRunner, RunnerLost, runner_of
+from assay.programs.texts import TextFiles
+from assay.programs.wrapping import as_prediction
 from assay.support.numbers import counted
+from assay.support.scrubbing import error_text
+from assay.support.values import value_text
 from assay.traces import Rollout
 from assay.traces.places import current_rollout
 
 if TYPE_CHECKING:
-    from assay.traces.gateway.policy import OpenedRollout, PolicyGateway
+    from assay.traces.gateway.agents import AgentGateway, OpenedRollout
+    from assay.traces.gateway.texts import NewText, TextSwap
 
 
 class ForeignAgent(dspy.Module):  # type: ignore[misc]
@@ -26,25 +34,60 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
 
     Args:
         name: how the agent was named; the program's name in rollouts.
+        runner: runs it; by default the one of its name.
+        trains: its model is in training, and samples as the training does.
+
+    Attributes:
+        files: of its texts, if they are read from files.
+        learned: roles of the requests in which each text was found while `TextAgent.roles` were not known.
     """
 
-    def __init__(self, name: str, runner: AgentRunner) -> None:
+    def __init__(self, name: str, runner: AgentRunner | None = None, *, trains: bool = False) -> None:
         super().__init__()
-        self.name, self.runner = name, runner
-        self.gateway: PolicyGateway | None = None  # set while something is run
+        self.name, self._runner, self._trains = name, runner, trains
+        self.gateway: AgentGateway | None = None  # set while something is run
         self.counts, self.other_models = Counter[str](), set[str]()
+        self.files: TextFiles | None = None
+        self.learned: dict[str, set[str]] = defaultdict(set)
         self.reached = threading.Event()  # the agent has called the model once
 
     def __deepcopy__(self, memo: object) -> "ForeignAgent":
         return self  # one agent, of which the runs are counted
 
+    @property
+    def runner(self) -> AgentRunner:
+        """What runs it. An agent of an artifact is looked up here, when it is run."""
+        if self._runner is None:
+            self._runner = runner_of(self.name)
+        return self._runner
+
     def forward(self, **inputs: Any) -> Any:
+        return self.run(inputs)
+
+    def run(self, inputs: Mapping[str, Any], texts: "TextSwap | None" = None) -> Any:
+        """The agent's answer to a task, in the open rollout.
+
+        Args:
+            texts: replaced in its requests.
+        Raises:
+            AgentFailed: the agent gave no answer.
+            RunnerLost: the process that ran it is gone.
+            ConfigError: its first run shows that it never calls the model.
+        """
+        from assay.traces.gateway.agents import ModelUpstream
+        from assay.traces.gateway.policy import PolicyUpstream
+
         lm, rollout = dspy.settings.lm, current_rollout()
         if self.gateway is None or rollout is None or not isinstance(lm, LanguageModel):
-            raise ProgramError(f"{self.name!r} is an agent of another program: train it with assay.train(agent=…)")
-        with self.gateway.opened(rollout, lm) as opened:
+            raise ProgramError(
+                f"{self.name!r} is an agent of another program, which runs in a job alone: use assay.evaluate, "
+                "assay.compile or assay.train"
+            )
+        kind = PolicyUpstream if self._trains else ModelUpstream
+        upstream = kind(lm, rollout.sample, accepts=self.gateway.accepts, texts=texts)
+        with self.gateway.opened(rollout, upstream) as opened:
             task = AgentTask(
-                id=rollout.task_id, rollout=rollout.id, inputs=inputs, model=lm.model,
+                id=rollout.task_id, rollout=rollout.id, inputs=dict(inputs), model=lm.model,
                 base_url=opened.base_url, api_key=opened.api_key,
             )  # fmt: skip
             try:
@@ -83,23 +126,24 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         if opened.upstream.other_models:
             asked = ", ".join(map(repr, sorted(opened.upstream.other_models)))
             raise ConfigError(
-                f"the agent {self.name!r} asked for the model {asked}, and the one in training is "
+                f"the agent {self.name!r} asked for the model {asked}, and the one that answers is "
                 f"{opened.upstream.name!r}. Let it read the name from ASSAY_MODEL (in a callable: task['model']), or "
                 f"set `agent_model` to that name"
             )
         if not failed and not rollout.transitions:
             raise ConfigError(
                 f"the agent {self.name!r} answered its first task without calling the model at its base URL "
-                f"({opened.upstream.name} at {self.gateway.address if self.gateway else ''}/v1), so there is nothing "
-                "to train on. Let its client read OPENAI_BASE_URL and OPENAI_API_KEY (in a callable: task['base_url'] "
-                "and task['api_key']), and set no address in the agent"
+                f"({opened.upstream.name} at {self.gateway.address if self.gateway else ''}/v1), so nothing of its "
+                "work is seen. Let its client read OPENAI_BASE_URL and OPENAI_API_KEY (in a callable: "
+                "task['base_url'] and task['api_key']), and set no address in the agent"
             )
 
     def notes(self) -> list[str]:
         """What happened to its runs, for a report."""
         late = self.gateway.late_calls if self.gateway is not None else 0
-        unused = self.runner.leases.late_results if isinstance(self.runner, RemoteRunner) else 0
+        unused = self._runner.leases.late_results if isinstance(self._runner, RemoteRunner) else 0
         asked = ", ".join(map(repr, sorted(self.other_models)[:3]))
+        runs = self.counts["runs with texts"]
         lines = {
             f"{counted(self.counts['other model'], 'runs')} asked for another model, which is refused: {asked}": (
                 self.counts["other model"]
@@ -108,5 +152,116 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
             f"{counted(self.counts['given up'], 'runs')} of the agent took too long and ended": self.counts["given up"],
             f"{counted(unused, 'results')} of runners came after the task had ended, which is refused": unused,
             f"{counted(late, 'calls')} of the agent came after the run had ended, which is refused": late,
+            f"none of its texts was in the requests of {self.counts['without texts']} of {runs} runs: those runs say "
+            "nothing about them": self.counts["without texts"],
         }
         return [line for line, count in lines.items() if count]
+
+
+class TextAgent(dspy.Module):  # type: ignore[misc]
+    """An agent with its texts as prompts: one `dspy.Predict` a text, which is never called.
+
+    The instructions of a predictor are the text; its demonstrations are successful runs, added to the text as a section
+    "Examples".
+
+    Args:
+        agent: the name of the agent, as for `runner_of`.
+        texts: of the agent: `name`, `text` as its file has it, and `is_value` as in `AgentText`.
+        roles: of the messages in which each text may be replaced, see `assay.traces.gateway.texts`; None: in all.
+        runner: as of `ForeignAgent`.
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        texts: Sequence[Mapping[str, Any]],
+        roles: Mapping[str, Sequence[str]] | None = None,
+        runner: AgentRunner | None = None,
+    ) -> None:
+        super().__init__()
+        self.agent, self.texts, self.roles = agent, [dict(text) for text in texts], roles
+        self.host = ForeignAgent(agent, runner)
+        for text in self.texts:
+            setattr(self, text["name"], dspy.Predict(dspy.Signature("task -> answer", text["text"])))
+
+    @property
+    def shows_examples(self) -> str:
+        """The name of the text that examples are added to: the first one that is not a value of JSON or YAML; "" if
+        there is none."""
+        return next((text["name"] for text in self.texts if not text["is_value"]), "")
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        from assay.traces.gateway.texts import TextSwap
+
+        roles = None if self.roles is None else {name: frozenset(known) for name, known in self.roles.items()}
+        swap = TextSwap(self.new_texts(), roles)
+        output: dict[str, Any] = {}
+        try:
+            prediction = as_prediction(self.host.run(inputs, swap))
+            output = dict(prediction.items())
+            return prediction
+        except Exception as error:
+            output = {"answer": "", "error": error_text(error)}
+            raise
+        finally:
+            self._note(inputs, output, swap)
+
+    def _note(self, inputs: Mapping[str, Any], output: Mapping[str, Any], swap: "TextSwap") -> None:
+        """Writes the run into DSPy's trace, for each text that was in its requests: optimizers learn from it."""
+        rollout, trace = current_rollout(), dspy.settings.trace
+        if rollout is None or not rollout.transitions:
+            return
+        self.host.counts["runs with texts"] += 1
+        self.host.counts["without texts"] += not swap.seen
+        for name, roles in swap.seen.items() if self.roles is None else ():
+            self.host.learned[name] |= roles
+        tools = [tool for call in rollout.transitions for tool in call.tools]
+        called = [f"{tool.name}({value_text(tool.arguments)}): {tool.result or tool.error or ''}" for tool in tools]
+        shown = {**output, **({"tool_calls": "\n".join(called)} if called else {})}
+        for name, predictor in self.named_predictors() if trace is not None else ():
+            if name in swap.seen:
+                trace.append((predictor, dict(inputs), dspy.Prediction(**shown)))
+
+    def new_texts(self) -> "list[NewText]":
+        """The texts as the agent is to send them."""
+        from assay.traces.gateway.texts import NewText
+
+        return [
+            NewText(name=name, before=own, after=text, examples=self.examples_of(name))
+            for name, (own, text) in self.changes().items()
+        ]
+
+    def changes(self) -> dict[str, tuple[str, str]]:
+        """The agent's own text and the present one, without examples, by name."""
+        predictors, changes = dict(self.named_predictors()), {}
+        for text in self.texts:
+            own, now = text["text"], predictors[text["name"]].signature.instructions
+            changes[text["name"]] = own, own if now == inspect.cleandoc(own) else now  # DSPy changes indentation
+        return changes
+
+    def examples_of(self, name: str) -> str:
+        """The section with examples that is added to a text; empty without any."""
+        demos = dict(self.named_predictors())[name].demos
+        return "".join(["\n\n## Examples", *(f"\n\n{example_text(demo)}" for demo in demos)]) if demos else ""
+
+    def whole_texts(self) -> dict[str, str]:
+        """The texts that are not the agent's own, with their examples, by name."""
+        whole = {name: (own, text + self.examples_of(name)) for name, (own, text) in self.changes().items()}
+        return {name: text for name, (own, text) in whole.items() if text != own}
+
+
+def example_text(demo: Mapping[str, Any]) -> str:
+    """A successful run as an example: its inputs, its tool calls and its answer, one a line."""
+    fields = {name: value for name, value in dict(demo).items() if name not in ("augmented", "tool_calls")}
+    calls = str(dict(demo).get("tool_calls") or "")
+    lines = [f"{name}: {value_text(value)}" for name, value in fields.items()]
+    if calls:
+        lines.insert(-1, f"tool calls:\n{calls}")
+    return "\n".join(["<example>", *lines, "</example>"])
+
+
+def foreign_agent_in(program: Any) -> ForeignAgent | None:
+    """The agent that a program runs; None for any other program."""
+    if isinstance(program, TextAgent):
+        return program.host
+    return program if isinstance(program, ForeignAgent) else None

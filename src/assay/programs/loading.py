@@ -19,6 +19,7 @@ from assay.datasets.fields import Fields, allows_none
 from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.compose import EnsembleProgram, NearestDemos
+from assay.programs.foreign_agent import ForeignAgent, TextAgent
 from assay.programs.isolation import copied
 from assay.programs.wrapping import AgentProgram, FunctionProgram, as_module, takes_inputs, with_forward
 from assay.sources.files import is_user_file
@@ -355,6 +356,8 @@ def program_fields(program: Any) -> Fields | None:
     the function itself) that have a default. A function with `**` takes all inputs of the program's signatures. The
     type of an input is the annotation of the argument, otherwise that of the signatures' inputs of this name.
     """
+    if isinstance(program, ForeignAgent | TextAgent):
+        return None  # the agent takes whatever a task has
     if isinstance(program, NearestDemos):
         return program_fields(program.program)
     if isinstance(program, EnsembleProgram):

@@ -21,7 +21,7 @@ import yaml
 
 from assay.errors import ConfigError
 from assay.support.names import nearest
-from assay.support.placeholders import core_of, pieces_of, placeholders_in
+from assay.support.placeholders import inner_of, outer_of, pieces_of, placeholders_in
 from assay.support.places import no_such_file, write_whole
 from assay.support.yaml_files import MOST_BYTES, read_yaml
 
@@ -308,8 +308,10 @@ def why_refused(before: str, after: str) -> str | None:
         lost, added = sorted((kept - given).elements()), sorted((given - kept).elements())
         differences = [f"it {verb} {', '.join(names)}" for verb, names in (("lacks", lost), ("adds", added)) if names]
         return f"placeholder: {' and '.join(differences)}"
-    if _outside(before) != _outside(after):
+    if inner_of(after, outer_of(before)) is None:
         return "placeholder: one at the beginning or the end is in another place"
+    if kept and any(after.count(brace) > before.count(brace) for brace in "{}"):
+        return "placeholder: it adds a brace, which a template may read as one"
     if _code_in(before) != _code_in(after):
         return "code: a code block differs"
     if _MARKER.search(after) and not _MARKER.search(before):
@@ -319,13 +321,6 @@ def why_refused(before: str, after: str) -> str | None:
 
 def _code_in(text: str) -> list[str]:
     return [match[0].strip() for match in _CODE.finditer(text)]
-
-
-def _outside(text: str) -> tuple[list[str], list[str]]:
-    """The placeholders before and after the literal text."""
-    pieces = pieces_of(text)
-    first, end = core_of(pieces)
-    return [pieces[at] for at in range(1, first, 2)], [pieces[at] for at in range(end, len(pieces), 2)]
 
 
 # -- Changes of files.

@@ -26,13 +26,19 @@ def placeholders_in(template: str) -> list[str]:
     return pieces_of(template)[1::2]
 
 
-def core_of(pieces: Sequence[str]) -> tuple[int, int]:
-    """Range of pieces from the first to the last literal one with text, as `pieces[first:end]`.
+def outer_of(template: str) -> tuple[list[str], list[str]]:
+    """The placeholders before and after the literal text, which have no known end in a rendered text."""
+    pieces = pieces_of(template)
+    literal = [at for at in range(0, len(pieces), 2) if pieces[at].strip()] or [0]
+    return pieces[1 : literal[0] : 2], pieces[literal[-1] + 1 :: 2]
 
-    Placeholders before and after it have no known end in a rendered text.
 
-    Returns:
-        (0, 0) if no literal piece has text.
-    """
-    literal = [at for at in range(0, len(pieces), 2) if pieces[at].strip()]
-    return (literal[0], literal[-1] + 1) if literal else (0, 0)
+def inner_of(template: str, outer: tuple[Sequence[str], Sequence[str]]) -> list[str] | None:
+    """The pieces of a template without these placeholders before and after it; None if it does not have them there."""
+    before, after = outer
+    pieces = pieces_of(template)
+    first, end = 2 * len(before), len(pieces) - 2 * len(after)
+    blank = [*pieces[0:first:2], *pieces[end + 1 :: 2]]
+    if end <= first or pieces[1:first:2] != list(before) or pieces[end::2] != list(after) or any(map(str.strip, blank)):
+        return None
+    return pieces[first:end]

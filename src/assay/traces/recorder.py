@@ -164,6 +164,12 @@ def note_isolation(isolation: str) -> None:
         running.isolation = isolation  # written when the call ends
 
 
+def shown_in(request: dict[str, Any]) -> tuple[str, ...]:
+    """Keys of the other tasks in the prompt of a call of the open rollout that a gateway records."""
+    place = current_open_rollout()
+    return place.recorder.shown_in(request, place) if place and isinstance(place.recorder, Recorder) else ()
+
+
 def _requested_tools(response: dict[str, Any] | None) -> list[ToolCall]:
     """Tool calls of an answer as records."""
     if response is None or all(part["type"] != "tool_call" for part in response["message"]["parts"]):
@@ -410,9 +416,8 @@ class Recorder(Listener):
     def observe(self, call: Call) -> None:
         """Record an LM call of an engine. Must run in the thread that made the call."""
         place = current_open_rollout() or self._alone() or OpenRollout(self._outside())
-        rollout, shown_tasks = place.rollout, self._tasks_in_prompt(call.request, place)
+        rollout, shown_tasks = place.rollout, self.shown_in(call.request, place)
         with self._lock:
-            self.demonstrated_tasks.update(shown_tasks)
             transition = Transition(
                 **vars(call),
                 t=len(rollout.transitions),
@@ -428,6 +433,13 @@ class Recorder(Listener):
         if rollout.source == "outside":  # this rollout is in memory as long as the run: drop the texts from memory
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
+    def shown_in(self, request: dict[str, Any], place: OpenRollout) -> tuple[str, ...]:
+        """Keys of the other tasks in the prompt of a call, which count as demonstrated from now on."""
+        shown = self._tasks_in_prompt(request, place)
+        with self._lock:
+            self.demonstrated_tasks.update(shown)
+        return shown
+
     def _tasks_in_prompt(self, request: dict[str, Any], place: OpenRollout) -> tuple[str, ...]:
         """Keys of the other tasks in the prompt of a call."""
         all_carried = [carried for carried in {self.carried, *place.carried} if carried.tasks]
@@ -439,7 +451,8 @@ class Recorder(Listener):
             tasks = self.texts.tasks_in(messages, own_task=own_task)
             if own_task and self.texts:
                 self.texts.record_prompt(own_task, messages)
-        if all_carried and len(messages) > 2:  # more than instructions and the current task
+        # more than instructions and the current task; an agent of another framework has examples in its instructions
+        if all_carried and len(messages) > (1 if "dialect" in request else 2):
             carried_tasks = {task for carried in all_carried for task in carried.tasks_in(messages[:-1])}
             tasks = tuple(sorted({*tasks, *carried_tasks} - {own_task}))
         return tasks

@@ -19,6 +19,7 @@ from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import EnsembleProgram, NearestDemos, ends, without_nearest
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import copied
 
 # -- Expected score of each candidate, from few scored tasks of many candidates. Does not call a model.
@@ -299,6 +300,8 @@ class SearchSpace:
             sorted({min(count, usable) for count in (*_COUNTS, usable) if count <= max(usable, 2)}) if usable else []
         )
         self.selections = [NEAREST, "stratified", "representative", "diverse", "random"] if usable else []
+        if isinstance(self.student.program, TextAgent):
+            self.selections = self.selections[1:]  # no file can hold examples that are chosen for each task
 
     def first(self) -> list[CandidateSpec]:
         """The first candidates, the most promising first. They cover the space, so that each part is tried early."""
@@ -331,8 +334,9 @@ class SearchSpace:
             specs.append(
                 CandidateSpec(NEAREST, self.counts[-1], prompt_format=self.prompt_formats[0], parameters=eager)
             )
+        possible = (spec for spec in specs if spec.selection in (EXISTING, *self.selections))
         return list(
-            dict.fromkeys(spec for spec in specs if spec != CandidateSpec(prompt_format=self.prompt_formats[0]))
+            dict.fromkeys(spec for spec in possible if spec != CandidateSpec(prompt_format=self.prompt_formats[0]))
         )
 
     def _cold(self) -> tuple[tuple[str, float], ...]:

@@ -19,6 +19,7 @@ from assay.evaluation.session import CONTINUES, RecordedProgram, Session, acting
 from assay.programs import Agent, ToolAgent
 from assay.programs.agent import GUIDE
 from assay.programs.compose import Embedding, ends, input_key
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import copied
 from assay.rubrics.scoring import ScoredRun
 from assay.support.values import json_text, value_text
@@ -315,13 +316,14 @@ def _calls(demonstration: Demonstration) -> dict[str, list[dict[str, Any]]]:
 
 def with_demos(program: dspy.Module, demonstrations: Sequence[Demonstration]) -> dspy.Module:
     """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
-    and the last of these calls: how the work begins and how it ends."""
+    and the last of these calls: how the work begins and how it ends. Of an agent's texts one shows them."""
     compiled, demos = copied(program), defaultdict[str, list[dspy.Example]](list)
     for demonstration in demonstrations:
         for name, calls in _calls(demonstration).items():
             demos[name] += [dspy.Example(augmented=True, **fields) for fields in ends(calls)]
     for name, predictor in compiled.named_predictors():
-        predictor.demos = list(demos[name])
+        shows = not isinstance(compiled, TextAgent) or name == compiled.shows_examples
+        predictor.demos = list(demos[name]) if shows else []
     return compiled
 
 

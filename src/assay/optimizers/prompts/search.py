@@ -44,6 +44,7 @@ from assay.optimizers.prompts.teleprompters import auto_prompt_formats, named_va
 from assay.optimizers.settings import CompileConfig
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram
+from assay.programs.foreign_agent import TextAgent
 from assay.rubrics.dspy_metric import example_fields
 from assay.rubrics.scoring import ScoredRun
 from assay.support.numbers import counted
@@ -629,7 +630,10 @@ class PromptSearch:
 
     def _labelled(self) -> list[str]:
         """The predictors whose demonstrations can be labels: the only one of a program, or of each ensemble member,
-        if it has all expected fields as outputs. Empty if there are others."""
+        if it has all expected fields as outputs. Empty if there are others, and for an agent's texts: an example shows
+        what the agent said."""
+        if isinstance(self.student.program, TextAgent):
+            return []
         program, expected = self.student.program, set(self.splits.train[0].expected)
         predictors = program.named_predictors()
         members = program.members if isinstance(program, EnsembleProgram) else [program]

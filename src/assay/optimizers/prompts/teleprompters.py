@@ -30,6 +30,7 @@ from assay.optimizers.prompts.named import (
 )
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import copied
 
 _CALLS_FOR_XML = 200  # of a search
@@ -364,6 +365,8 @@ def auto_prompt_formats(student: RecordedProgram, calls_left: float) -> list[str
         calls_left: LM calls that the search may still make.
     """
     default = student.settings["adapter"]
+    if isinstance(student.program, TextAgent):
+        return [default]  # it writes its messages itself
     left_out = {default, "chat"}
     if default not in (None, "chat") or calls_left < _CALLS_FOR_XML:
         left_out.add("xml")

@@ -232,7 +232,9 @@ class Call:
         """Writes the answer into the transition, with its latency and cost. Returns as `Passed.answer`."""
         transition.latency_ms = (time.perf_counter() - self._clock) * 1000
         answer = passed.answer(self._dialect, transition)
-        transition.cost_usd = _cost(live.upstream.price, transition)
+        if passed.call is None:
+            transition.cost_usd = _cost(live.upstream.price, transition)
+        transition.shown_tasks = passed.shown_tasks
         return answer
 
     @property

@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from assay.errors import ConfigError, FailureKind
+from assay.models.calls import Call
 from assay.models.loops import Loop, LoopDetector
 from assay.support.scrubbing import fields, mask_secrets, message
 from assay.support.values import json_text
@@ -160,6 +161,8 @@ class Passed:
         self.secrets: list[str] = []  # the request's secrets, which the server may echo
         self.response: web.StreamResponse | None = None
         self.watch: LoopWatch | None = None  # reads a stream for loops
+        self.call: Call | None = None  # of a model of this process
+        self.shown_tasks: tuple[str, ...] = ()
 
     def see(self, chunk: bytes) -> bool:
         """Adds a part of the answer. True once a stream's last event is complete."""
@@ -260,6 +263,8 @@ class Passed:
             self.fail(f"the answer could not be read: {error}", FailureKind.MODEL)
             transition.output = mask_secrets(self.text[:20_000], self.secrets)
         transition.error, transition.failure = self.error, self.failure
+        if self.call is not None:
+            _fill_from_call(transition, self.call)
         if self.watch is not None and self.error is None:
             if not self.streamed:
                 self.watch.see_whole(transition.output)
@@ -300,6 +305,20 @@ def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:
     return answer
 
 
+def _fill_from_call(transition: Transition, call: Call) -> None:
+    """What the answer that the caller got does not say of the call."""
+    transition.cached, transition.cost_usd, transition.constrained = call.cached, call.cost_usd, call.constrained
+    if call.cached:
+        transition.latency_ms = call.latency_ms
+    for name in ("prompt_tokens", "completion_tokens", "thinking_tokens", "token_ids", "logprobs"):
+        if (value := getattr(call, name)) is not None:
+            setattr(transition, name, value)
+    if call.error is not None and transition.error is not None:
+        transition.error, transition.failure = call.error, call.failure
+    elif call.failure is not None:  # a loop, which is a text for the caller
+        transition.failure = call.failure
+
+
 def _named(event: dict[str, Any], name: bytes) -> dict[str, Any]:
     return {**event, "type": "error"} if name == b"error" else event
 
@@ -322,7 +341,7 @@ async def pass_on(
         choices: number of requested choices.
         streams: whether a Gemini stream was requested, which arrives as events or as one JSON list.
     """
-    passed.status = reply.status
+    passed.status, passed.call, passed.shown_tasks = reply.status, reply.call, reply.shown_tasks
     headers = CIMultiDict(reply.headers)
     headers["x-assay-rollout"] = rollout_id
     events = "event-stream" in headers.get("content-type", "")

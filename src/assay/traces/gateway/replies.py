@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
+from assay.models.calls import Call
 from assay.support.scrubbing import message
 
 IDLE_S = 600.0  # reasoning models may send nothing for minutes
@@ -35,11 +36,18 @@ class UpstreamCall:
 
 @dataclass
 class Reply:
-    """A reply whose status has arrived: status, headers to pass on, and the body's chunks as they arrive."""
+    """A reply whose status has arrived: status, headers to pass on, and the body's chunks as they arrive.
+
+    Attributes:
+        call: how a model of this process was called for it.
+        shown_tasks: keys of the tasks in the demonstrations of the request, as far as they are known.
+    """
 
     status: int
     headers: Mapping[str, str]
     chunks: AsyncIterator[bytes]
+    call: Call | None = None
+    shown_tasks: tuple[str, ...] = ()
 
 
 async def once(data: bytes) -> AsyncIterator[bytes]:

@@ -200,8 +200,7 @@ def refused(dialect: str, body: Mapping[str, Any], names: Sequence[str]) -> tupl
         return 404, error_body(message, "not_found_error" if dialect == "messages" else "model_not_found")
     if dialect == "responses" and (body.get("previous_response_id") or body.get("conversation")):
         message = (
-            "an embedded model keeps no conversations: send all messages as input, without previous_response_id or "
-            "conversation"
+            "no conversations are kept here: send all messages as input, without previous_response_id or conversation"
         )
         return 400, error_body(message, "invalid_request_error")
     return None
@@ -231,6 +230,45 @@ def chat_request(dialect: str, body: Mapping[str, Any], model: str, *, tools: bo
     if not tools:
         chat["messages"] = [_plain(dict(message)) for message in each(chat.get("messages"))]
     return chat
+
+
+def translated(dialect: str, body: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A request of any dialect as a request of OpenAI's chat API, for a model that takes tools."""
+    if dialect == "chat":
+        return {**body, "model": model}
+    request = {"dialect": dialect, "body": body}
+    chat = _translated(request, body, model)
+    return {**chat, **_choice(request)} if chat.get("tools") and dialect != "gemini" else chat
+
+
+def completion_of(response: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A canonical response, as `assay.models.codec.stored_response` writes it, as a chat completion."""
+    answer = answer_of(None, response)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.tools else "")}
+    message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+    message |= {"refusal": answer.refusal} if answer.refusal else {}
+    if answer.tools:
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call_id, name, arguments in answer.tools
+        ]
+    prompt, made, thought = answer.prompt_tokens or 0, answer.completion_tokens or 0, answer.thinking_tokens
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    usage |= {"completion_tokens_details": {"reasoning_tokens": thought}} if thought is not None else {}
+    reason = "tool_calls" if answer.tools else answer.finish or "stop"
+    choice = {"index": 0, "finish_reason": reason, "message": message}
+    if tokens := response.get("logprobs"):
+        choice["logprobs"] = {"content": [_token_of(token) for token in tokens]}
+    return {
+        "id": f"chatcmpl-{new_id()}", "object": "chat.completion", "created": int(time.time()), "model": model,
+        "choices": [choice], "usage": usage,
+    }  # fmt: skip
+
+
+def _token_of(token: Mapping[str, Any]) -> dict[str, Any]:
+    alternatives = [_token_of(top) for top in token.get("top") or ()]
+    entry = {"token": token.get("token"), "logprob": token.get("logprob"), "bytes": token.get("bytes")}
+    return {**entry, "top_logprobs": alternatives} if "top" in token else entry
 
 
 def _translated(request: Mapping[str, Any], body: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Agents of any framework in a job: the program of one by its name, the address at which it calls the model, and the
+proof that its texts are in its requests."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dspy
+
+from assay.errors import ConfigError
+from assay.evaluation import Progress
+from assay.models.limits import limited
+from assay.programs.foreign_agent import ForeignAgent, TextAgent
+from assay.programs.loading import full_name
+from assay.programs.runners import AgentRunner, CallableRunner, RemoteRunner, runner_of
+from assay.programs.texts import TextFiles
+from assay.sources.modules import qualified_name
+from assay.support.numbers import counted
+from assay.traces import Store
+from assay.traces.gateway.agents import AgentGateway
+from assay.traces.gateway.routes import Leases
+
+if TYPE_CHECKING:
+    from assay.jobs.groups import AgentServing
+    from assay.jobs.job import Job
+
+REMOTE = "remote"  # the agent runs on machines that ask for tasks
+_SHOWN = 8  # tasks that show in which requests the texts of an agent are
+
+
+def program_or_agent(
+    agent: str | Callable[..., Any] | None, program: Any, *, texts: Sequence[str] = (), trains: bool = False
+) -> str | dspy.Module:
+    """The program of a job: the given one, with the class in its name, or one that runs the agent.
+
+    Args:
+        texts: of the agent, as `AgentText.name`; the program then has them as its prompts.
+        trains: the agent's model is in training.
+    Raises:
+        ConfigError: both were given, or neither; or the agent or a text cannot be loaded.
+    """
+    if agent is None and program is not None:
+        if not isinstance(program, str | Path | dspy.Module):
+            raise ConfigError(f"`program={program!r}` must be a name, an artifact's path or a dspy.Module")
+        return program if isinstance(program, dspy.Module) else full_name(str(program))
+    if agent is None or program is not None:
+        raise ConfigError("give either a `program` or an `agent`")
+    name = agent if isinstance(agent, str) else qualified_name(agent)
+    runner = _runner(agent)
+    if not texts:
+        return ForeignAgent(name, runner, trains=trains)
+    files = TextFiles(texts)
+    fields = [{"name": text.name, "text": text.text, "is_value": text.is_value} for text in files.texts]
+    of_texts = TextAgent(name, fields, runner=runner)
+    of_texts.host.files = files
+    return of_texts
+
+
+def _runner(agent: str | Callable[..., Any]) -> AgentRunner:
+    if not isinstance(agent, str):
+        return CallableRunner(agent)
+    return RemoteRunner(Leases()) if agent == REMOTE else runner_of(agent)
+
+
+@contextmanager
+def serving(
+    agent: ForeignAgent, store: Store, model: str, config: "AgentServing", progress: Progress
+) -> Iterator[None]:
+    """Inside, an agent can call the model of each of its runs.
+
+    Args:
+        model: its name.
+    Raises:
+        ConfigError: an address beyond loopback, or runners on other machines, without a key.
+    """
+    host, port = address_of(config.agent_listen)
+    accepts = [config.agent_model] if config.agent_model else []
+    gateway = AgentGateway(store, model, host=host, port=port, key=config.agent_key, accepts=accepts)
+    if isinstance(agent.runner, RemoteRunner):
+        if config.agent_key is None:
+            raise ConfigError(
+                "is required by runners on other machines: give the key that `assay agent run` sends", field="agent_key"
+            )
+        gateway.add_routes(agent.runner.leases.add_to)
+    agent.gateway = gateway
+    try:
+        progress.say(f"{model} is served to {agent.name} at {gateway.address}/v1")
+        yield
+    finally:
+        gateway.close()
+        agent.gateway = None
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"must be HOST:PORT, such as 127.0.0.1:0, not {text!r}", field="agent_listen")
+    return host.strip("[]"), int(port)
+
+
+def find_texts(job: "Job") -> None:
+    """Runs the agent of a `TextAgent` on val tasks until each of its texts was in a request. From then on a text is
+    replaced only in the roles in which it was found.
+
+    Raises:
+        ConfigError: a text is in no request.
+    """
+    program, session = job.recorded.program, job.session
+    if not isinstance(program, TextAgent):
+        return
+    tasks, learned = job.splits.val[:_SHOWN], program.host.learned
+    names = [text["name"] for text in program.texts]
+    with session.phase("preflight"), session.context(), limited(session.task_timeout):
+        for task in tasks:
+            if all(learned[name] for name in names):
+                break
+            job.recorded.run(task)
+    if missing := [name for name in names if not learned[name]]:
+        raise ConfigError(
+            f"{', '.join(map(repr, missing))} is in no request of the agent's first {counted(len(tasks), 'tasks')}. "
+            "Check that the agent sends the text as its file has it (placeholders may be rendered), in one message or "
+            "tool definition, and to the address in OPENAI_BASE_URL",
+            field="text",
+        )
+    program.roles = {name: sorted(learned[name]) for name in names}
+    where = "; ".join(f"{name} in {', '.join(roles)}" for name, roles in program.roles.items())
+    session.progress.say(f"texts found in requests: {where}")
