@@ -1,5 +1,6 @@
 """The referee: what a coding agent may see, each cheat once, and the real MCP client against the server."""
 
+import hashlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from assay.commands.referee import close_referee, open_referee, serve_referee, show_skill
 from assay.errors import ArtifactError, ConfigError, DataError
 from assay.evaluation.adaptive import LOOKS
-from assay.jobs.referee import Referee, maker_of, opened_referee
+from assay.jobs.referee import Referee, opened_referee
 from assay.jobs.referee_folder import RefereeFolder, looks_file
 from assay.programs import McpServer
 from rigs.progress import Lines
@@ -25,21 +27,18 @@ from rigs.progress import Lines
 SKILL = "skills/SKILL.md"
 OWN = "Add the numbers and write the answer for {name} only."
 BETTER = "Add the numbers carefully and write the answer for {name} only."
-# The text decides which tasks the agent gets right: a hash of task and text, more of them with "carefully".
 AGENT = """
-import hashlib, json, os, sys, time
+import json, os, sys, urllib.request
 
 def solve(task):
-    texts = task.get("texts") or json.loads(os.environ["ASSAY_TEXTS"])
-    text, question = texts["skills/SKILL.md"], task["inputs"]["question"]
-    a, b = (int(word) for word in question.split() if word.isdigit())
-    while os.path.exists(os.environ.get("HOLD", "/none")):
-        time.sleep(0.05)
-    hashed = hashlib.sha256((question + ("" if "carefully" in text else text)).encode()).digest()[0] / 256
-    right = hashed < (0.95 if "carefully" in text else 0.4)
-    if "fail" in text:
-        raise ValueError("cannot")
-    return {"answer": a + b if right else a - b}
+    with open("skills/SKILL.md") as file:
+        system = file.read().replace("{name}", "Ann")
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": task["inputs"]["question"]}]
+    body = json.dumps({"model": task["model"], "messages": messages}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + task["api_key"]}
+    request = urllib.request.Request(task["base_url"] + "/chat/completions", data=body, headers=headers)
+    with urllib.request.urlopen(request, timeout=100) as answer:
+        return {"answer": json.load(answer)["choices"][0]["message"]["content"]}
 
 if __name__ == "__main__":
     print(json.dumps(solve(json.load(sys.stdin))))
@@ -55,6 +54,68 @@ criteria:
 """
 
 
+class ModelServer(ThreadingHTTPServer):
+    """A model that is right on tasks by a hash of task and system text; on 95 % of them if the text says carefully.
+
+    Attributes:
+        share: of right answers of a text that says carefully.
+        undecided: its wrong answers are the word undecided.
+        held: no call is answered while it is set.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.share, self.undecided, self.held, self.calls = 0.95, False, threading.Event(), 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def answer(self, system: str, question: str) -> str:
+        while self.held.is_set():
+            time.sleep(0.05)
+        self.calls += 1
+        careful = "carefully" in system
+        one, other = (int(word) for word in question.split() if word.isdigit())
+        hashed = hashlib.sha256(f"{question} {'' if careful else system}".encode()).digest()[0] / 256
+        if hashed < (self.share if careful else 0.4):
+            return str(one + other)
+        return "undecided" if self.undecided and careful else str(one - other)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ModelServer
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = self.server.answer(*(message["content"] for message in request["messages"]))
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
+        body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body.encode())
+        except OSError:  # the client was killed
+            pass
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def model() -> Iterator[ModelServer]:
+    with ModelServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
 def rows(split: str, count: int, start: int) -> list[dict[str, Any]]:
     return [
         {
@@ -67,8 +128,10 @@ def rows(split: str, count: int, start: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, model: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace with the agent, which is the working directory; the data and the referee are next to it."""
+    monkeypatch.setenv("MODEL_URL", model.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     work = tmp_path / "work"
     (work / "skills").mkdir(parents=True)
     monkeypatch.chdir(work)
@@ -87,7 +150,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(place: Path, **settings: Any) -> Any:
     given = {
         "agent": "agent.py:solve", "text": [SKILL], "rubric": "rubric.yaml", "data": str(place / "data.jsonl"),
-        "model": "openai/scripted", "api_base": "http://127.0.0.1:9/v1", "out": place / "out",
+        "model": "openai/scripted", "api_base": os.environ["MODEL_URL"], "out": place / "out",
     }  # fmt: skip
     return open_referee(**{**given, **settings})
 
@@ -95,7 +158,7 @@ def opened(place: Path, **settings: Any) -> Any:
 @contextmanager
 def serving(place: Path, out: str = "out") -> Iterator[Referee]:
     folder = RefereeFolder(place / out)
-    with opened_referee(folder, maker_of(folder), progress=Lines()) as referee:
+    with opened_referee(folder, progress=Lines()) as referee:
         yield referee
 
 
@@ -188,7 +251,7 @@ def test_a_table_of_val_answers_is_refused(place: Path) -> None:
         assert referee.budget() == {
             "calls": 0, "calls_left": None, "looks": 0, "looks_left": LOOKS, "promotions": 0, "submissions": 2,
             "refusals": 2,
-        }  # fmt: skip
+        }  # fmt: skip  # a refused text is not run
 
 
 def test_answers_of_the_decoy_are_refused_and_logged(place: Path) -> None:
@@ -206,6 +269,7 @@ def test_edits_of_the_checker_and_of_the_agent_have_no_effect_and_are_reported(p
         before = referee.score({})["score"]
     Path("checks.py").write_text("def right(task, prediction, rollout):\n    return True\n")
     Path("agent.py").write_text("def solve(task):\n    return {'answer': 0}\n")
+    Path(SKILL).write_text("Another text.")
     with serving(place) as referee:
         assert referee.score(texts(OWN.replace("only", "alone")))["score"] < 0.8
         assert referee.score({})["score"] == before
@@ -254,15 +318,15 @@ def test_a_fresh_referee_on_the_same_gate_tasks_gives_no_new_looks(place: Path) 
     assert "can be removed by this user" in " ".join(close_referee(place / "out").unprotected)
 
 
-def test_a_text_that_makes_the_agent_fail_on_gate_alone_is_not_promoted(place: Path) -> None:
-    """Unscored answers count as the worst in the bound: here a check that decides nothing on the tasks it fails on."""
+def test_answers_that_are_not_scored_count_as_the_worst_in_the_bound(place: Path, model: ModelServer) -> None:
+    """A text must not be promoted because nothing decides the tasks that it fails on."""
     Path("checks.py").write_text(
         "from assay.rubrics import NoGrade\n\ndef right(task, prediction, rollout):\n"
-        "    if str(prediction.get('answer')) != str(task.expected['answer']) and 'carefully' in str(prediction):\n"
+        "    if prediction['answer'] == 'undecided':\n"
         "        raise NoGrade('undecided')\n"
         "    return str(prediction.get('answer')) == str(task.expected['answer'])\n"
     )
-    Path("agent.py").write_text(AGENT.replace("0.95 if", "0.5 if").replace("a - b}", "a - b, 'text': text}"))
+    model.share, model.undecided = 0.45, True
     opened(place)
     with serving(place) as referee:
         scored = referee.score(texts(BETTER))
@@ -355,13 +419,53 @@ def test_the_skill_names_the_tools_and_is_a_skill_file() -> None:
     assert "Save looks" in text
 
 
+def test_caps_hold_and_looks_and_test_are_reserved(place: Path, model: ModelServer) -> None:
+    sizes = {"val": 12, "gate": 12, "test": 12}
+    with pytest.raises(ConfigError, match=r"must be at least 2.*`looks`|max_calls"):
+        opened(place, sizes=sizes, max_calls=100, looks=3)
+    # 1.25 calls are reserved for each of 12 * (3 + 1) runs on gate and 24 on test, and two texts on val take 24
+    opened(place, sizes=sizes, max_calls=130, looks=3)
+    model.calls = 0
+    with serving(place) as referee:
+        assert referee.budget()["calls_left"] == 130 - 1 - 90
+        assert referee.score({})["tasks"] == 12
+        assert referee.budget() | {"looks": 0} == referee.budget()
+        assert referee.budget()["calls"] == model.calls == 12 - 1  # one task was the preflight's
+        refused = {}
+        for number in range(5):
+            refused = referee.score(texts(OWN.replace("only", f"only {number}")))
+        assert "reserved for gate and test" in refused["refused"]
+        assert referee.submit(texts(BETTER))["reason"].startswith("not run: ")
+    assert model.calls <= 40
+
+
+def test_a_referee_that_is_opened_again_pays_nothing_twice(place: Path, model: ModelServer) -> None:
+    opened(place)
+    with serving(place) as referee:
+        first = referee.score(texts(BETTER))
+    calls = model.calls
+    with serving(place) as referee:
+        assert referee.score(texts(BETTER)) == first
+        assert model.calls == calls
+        assert referee.submit(texts(BETTER))["promoted"]
+    assert model.calls == calls + 80  # both texts on gate
+
+
+def test_an_agent_that_does_not_send_its_text_is_refused(place: Path) -> None:
+    Path("agent.py").write_text(AGENT.replace("system = file.read()", "system = file.read()[:30]"))
+    with pytest.raises(ConfigError, match="is in no request of the agent's first"):
+        opened(place)
+    assert not (place / "out").exists()
+
+
 # -- the server
 
 
-def server_of(place: Path, *more: str, **variables: str) -> McpServer:
-    command = [sys.executable, "-m", "assay", "referee", "serve", str(place / "out"), *more]
-    env = {name: value for name, value in os.environ.items() if name.startswith(("ASSAY", "XDG", "PYTHON", "LITELLM"))}
-    return McpServer(command, env={**env, **variables}, cwd=os.getcwd(), timeout_s=240, start_timeout_s=240)
+def server_of(place: Path) -> McpServer:
+    command = [sys.executable, "-m", "assay", "referee", "serve", str(place / "out")]
+    kept = ("ASSAY", "XDG", "PYTHON", "LITELLM", "OPENAI")
+    env = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+    return McpServer(command, env=env, cwd=os.getcwd(), timeout_s=240, start_timeout_s=240)
 
 
 @pytest.mark.slow
@@ -384,13 +488,12 @@ def test_a_real_client_works_with_the_server_over_standard_input_and_output(plac
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
-def test_a_referee_killed_within_a_look_has_counted_it_and_goes_on(place: Path) -> None:
+def test_a_referee_killed_within_a_look_has_counted_it_and_goes_on(place: Path, model: ModelServer) -> None:
     pytest.importorskip("mcp")
     opened(place)
-    hold = place / "hold"
-    with server_of(place, HOLD=str(hold)) as server:
+    with server_of(place) as server:
         assert json.loads(server.call("score", {"texts": texts(BETTER)}))["passes_screen"] is True
-        hold.touch()
+        model.held.set()
         thread = threading.Thread(target=lambda: _ignored(server, {"texts": texts(BETTER)}), daemon=True)
         thread.start()
         folder = RefereeFolder(place / "out")
@@ -400,7 +503,7 @@ def test_a_referee_killed_within_a_look_has_counted_it_and_goes_on(place: Path) 
         (pid,) = _children_serving(place)
         os.kill(pid, signal.SIGKILL)
         thread.join(60)
-    hold.unlink()
+    model.held.clear()
     with serving(place) as referee:
         assert referee.budget()["looks"] == 1
         assert referee.describe()["champion"] == texts(OWN)

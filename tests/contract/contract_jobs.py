@@ -9,7 +9,7 @@ from prompt_server import PromptServer
 
 import assay
 from assay.evaluation import SilentProgress
-from assay.jobs.referee import maker_of, opened_referee
+from assay.jobs.referee import opened_referee
 from assay.jobs.referee_folder import RefereeFolder
 
 # Its goal is out of reach, so that no decision depends on the assignment, which is random.
@@ -32,10 +32,21 @@ criteria:
 - {name: kind, judge: {text: "Is it right?", shows: [input.question, output.answer]}}
 """
 AGENT = """
+import json, urllib.request
+
 def solve(task):
-    number = int(task["inputs"]["question"].split()[2])
-    return {"answer": str(number + 1 + (number % 2 and "carefully" not in task["texts"]["skill.md"]))}
+    with open("skill.md") as file:
+        system = file.read()
+    question = task["inputs"]["question"] + " Reply with: answer: …"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    body = json.dumps({"model": task["model"], "messages": messages}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + task["api_key"]}
+    request = urllib.request.Request(task["base_url"] + "/chat/completions", data=body, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = json.load(answer)["choices"][0]["message"]["content"]
+    return {"answer": text.removeprefix("answer: ")}
 """
+BETTER = "Answer the question carefully. Others were: What is 1 + 1? What is 2 + 1? What is 3 + 1? What is 4 + 1?"
 LOOSE = ("--privacy", "patterns", "--min-clean", "0")
 
 
@@ -148,8 +159,8 @@ def referees(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     with contextlib.chdir(project.folder):
         folder = RefereeFolder(out)
-        with opened_referee(folder, maker_of(folder), progress=SilentProgress()) as referee:
-            assert referee.submit({"skill.md": "Answer the question carefully."})["promoted"]
+        with opened_referee(folder, progress=SilentProgress()) as referee:
+            assert referee.submit({"skill.md": BETTER})["promoted"]
     done = project.run("referee", "close", str(out), "--json")
     assert done.code == 0, done.stderr
     project.reports["referee close"] = done

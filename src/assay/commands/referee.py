@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from assay.commands.groups import InStore, NoJson, Output, Reported, Trusting, WithPage
 from assay.errors import ConfigError, DataError, MissingExtra
 from assay.evaluation.adaptive import LOOKS, RECOMMENDED_TASKS, fewest_gate_tasks
-from assay.jobs.groups import FourSplits, JobSettings
+from assay.jobs.groups import AgentServing, FourSplits, JobSettings
 from assay.jobs.job_report import JobReport
 from assay.support.numbers import counted, signed
 from assay.support.options import Flag, Positive, Settings, function_of, options_of
@@ -65,7 +65,7 @@ class OpenedReferee(Report):
             yield f"note: {note}"
 
 
-class OpenReferee(Reported, Trusting, InStore, FourSplits, JobSettings):
+class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSettings):
     """Open a referee: copy agent, rubric and data to a new folder, out of reach of the coding agent that will improve
     the agent's texts.
 
@@ -85,7 +85,8 @@ class OpenReferee(Reported, Trusting, InStore, FourSplits, JobSettings):
     resume: ClassVar[bool] = False  # type: ignore[misc]
 
     agent: Annotated[str, Flag(metavar="AGENT", key=False)]
-    """Agent: a command, or path/file.py:FUNCTION. It gets its texts with each task."""
+    """Agent: a command, or path/file.py:FUNCTION. It calls the model at OPENAI_BASE_URL; the texts are replaced in its
+    requests."""
     text: Annotated[Sequence[str], Flag(metavar="FILE[#SECTION]", key=False)]
     """Text that may be improved: a file, a section between markers (FILE#NAME) or a value of a JSON or YAML file
     (FILE#/pointer); repeatable."""
@@ -217,7 +218,8 @@ class OpenReferee(Reported, Trusting, InStore, FourSplits, JobSettings):
             ]
             manifest = folders.Manifest(
                 id=referee, agent=self.agent, folder=str(Path.cwd()), workspace=str(Path(self.workspace).absolute()),
-                originals={text.name: text.text for text in files.texts}, job=job, looks=self.looks,
+                texts=[{"name": t.name, "text": t.text, "is_value": t.is_value} for t in files.texts],
+                job=job, looks=self.looks,
                 gate=[task.key for task in splits.gate], files=folders.hashes_of_copies(place), sources=sources,
                 notes=notes,
             )  # fmt: skip
@@ -231,22 +233,23 @@ class OpenReferee(Reported, Trusting, InStore, FourSplits, JobSettings):
         """Runs the agent on a val task; returns the LM calls of a run."""
         import shutil
 
+        from assay.jobs.agents import find_texts
         from assay.jobs.preflight import checked
-        from assay.jobs.referee import maker_of, measured_values, opened_referee
+        from assay.jobs.referee import opened_referee
 
         folder.log("opened", agent=folder.manifest.agent, looks=folder.manifest.looks)
         try:
-            with opened_referee(folder, maker_of(folder), progress=self.reporter) as referee:
+            with opened_referee(folder, progress=self.reporter) as referee:
                 measured = checked(referee.job, referee.job.splits.val)
-                if measured is None:
-                    return None
-                referee.job.session.measured = measured
-                referee.check_caps()
+                find_texts(referee.job)
+                roles = referee.agent.roles
+                if measured is not None:
+                    referee.check_caps()
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        folder.measured(measured_values(measured), measured.warnings)
-        return measured.calls + measured.judge_calls
+        folder.tried(measured, roles)
+        return None if measured is None else measured.calls + measured.judge_calls
 
 
 def _is_inside(path: Path) -> bool:
@@ -285,14 +288,14 @@ class ServeReferee(Reported):
             Access(self.key, host=_address(self.http)[0])
 
     def run(self) -> None:
-        from assay.jobs.referee import maker_of, opened_referee
+        from assay.jobs.referee import opened_referee
         from assay.jobs.referee_folder import RefereeFolder
 
         folder = RefereeFolder(self.folder)
         if any(event["event"] == "closed" for event in folder.events()):
             raise ConfigError(f"the referee in {self.folder} is closed: its test was opened. Open a new one")
         server_class()
-        with opened_referee(folder, maker_of(folder), progress=self.reporter) as referee:
+        with opened_referee(folder, progress=self.reporter) as referee:
             folder.log("served", http=self.http)
             server = server_of(referee)
             if self.http is None:
@@ -319,7 +322,7 @@ class ServeReferee(Reported):
 
 
 def _address(text: str) -> tuple[str, int]:
-    from assay.jobs.trainings import address_of
+    from assay.jobs.agents import address_of
 
     try:
         return address_of(text)
@@ -581,7 +584,7 @@ class CloseReferee(Reported):
     def run(self) -> RefereeReport:
         import json
 
-        from assay.jobs.referee import maker_of, opened_referee
+        from assay.jobs.referee import opened_referee
         from assay.jobs.referee_folder import RefereeFolder
         from assay.support.places import write_whole
 
@@ -590,7 +593,7 @@ class CloseReferee(Reported):
         if stored is not None:
             self.reporter.say("this referee is closed: its report is given again, and nothing is run")
             return RefereeReport.read(stored, {"run_id": stored["run_id"]})
-        with opened_referee(folder, maker_of(folder), progress=self.reporter) as referee:
+        with opened_referee(folder, progress=self.reporter) as referee:
             report = _closed(folder, referee)
             referee.job.status = "done"
             folder.log("closed", report={**report.to_dict(), "run_id": report.run_id})

@@ -10,11 +10,10 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass, field
+from inspect import cleandoc
 from typing import Any, ClassVar, TypeVar
-
-import dspy
 
 from assay.datasets import Task
 from assay.datasets.keys import overlap
@@ -24,24 +23,23 @@ from assay.evaluation import Evaluation, Gain, Progress, RecordedProgram, evalua
 from assay.evaluation.adaptive import MOST_PROMOTIONS, AdaptiveGate, passes_screen
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.session import Measured
-from assay.jobs.groups import ProgramJob
+from assay.jobs.groups import AgentServing, ProgramJob
 from assay.jobs.job import Job, open_job
 from assay.jobs.referee_folder import LookLedger, RefereeFolder, decoys_of, digest_of_texts
 from assay.models import count_tokens
-from assay.models.limits import OverTime, given_up
 from assay.models.meter import Usage
 from assay.optimizers.budget import forecast_pair
 from assay.optimizers.prompts.proposals import MOST_TOKENS
-from assay.programs.runners import AgentRunner, AgentTask, CommandRunner, command_of, named_callable, runner_of
+from assay.programs.foreign_agent import TextAgent
+from assay.programs.isolation import copied
+from assay.programs.runners import runner_of
 from assay.programs.texts import why_refused
 from assay.rubrics import Rubric
 from assay.rubrics.scoring import ScoredRun
 from assay.support.numbers import counted, signed
-from assay.support.values import json_text, json_value, value_text
-from assay.traces.places import current_rollout
+from assay.support.values import json_value, value_text
 
 Texts = Mapping[str, str]
-Make = Callable[[Texts], dspy.Module]  # the agent with these texts
 F = TypeVar("F", bound=Callable[..., dict[str, Any]])
 
 _MORE_TOKENS = 300  # that a text may always grow by
@@ -56,7 +54,7 @@ _TO_JUDGE = re.compile(
 )
 
 
-class RefereeJob(ProgramJob):
+class RefereeJob(AgentServing, ProgramJob):
     """Referee."""
 
     kind: ClassVar[str] = "referee"
@@ -108,14 +106,10 @@ def _one_at_a_time(tool: F) -> F:
 
 
 class Referee:
-    """An opened referee. Its tools are thread-safe; each returns a JSON object.
+    """An opened referee. Its tools are thread-safe; each returns a JSON object."""
 
-    Args:
-        make: makes the agent with given texts.
-    """
-
-    def __init__(self, folder: RefereeFolder, job: Job, make: Make) -> None:
-        self.folder, self.job, self.make = folder, job, make
+    def __init__(self, folder: RefereeFolder, job: Job) -> None:
+        self.folder, self.job = folder, job
         self.originals = dict(folder.manifest.originals)
         self.ledger = LookLedger(folder.manifest.id, folder.manifest.gate)
         self.state = State.of(folder.events(), folder.keep_texts(self.originals))
@@ -125,6 +119,12 @@ class Referee:
         if folder.manifest.measured is not None:
             job.session.measured = Measured(**folder.manifest.measured)
             job.session.meter.hold(**self.later)
+
+    @property
+    def agent(self) -> TextAgent:
+        """The agent with its own texts."""
+        agent: TextAgent = self.job.recorded.program
+        return agent
 
     @property
     def champion(self) -> dict[str, str]:
@@ -313,7 +313,11 @@ class Referee:
         unknown = sorted(set(texts) - set(self.originals))
         if unknown:
             return {}, f"unknown text {unknown[0]!r}: the texts are {', '.join(self.originals)}"
-        return {**self.champion, **{name: text.strip() for name, text in texts.items()}}, None
+        # as DSPy keeps an instruction, so that the text of the patch is the one that was sent
+        kept = {
+            n: self.originals[n] if t.strip() == self.originals[n] else cleandoc(t).strip() for n, t in texts.items()
+        }
+        return {**self.champion, **kept}, None
 
     def _longest(self, original: str) -> int:
         """Tokens that a text may have: its own and 300 more or twice its own, at most 2,000 unless it had more."""
@@ -370,7 +374,7 @@ class Referee:
         job, evaluation = self.job, Evaluation()
         parts = {"val": job.splits.val, "gate": job.splits.gate}
         tasks = (job.splits.unseal() if split == "test" else parts[split]) if tasks is None else tasks
-        recorded: RecordedProgram = job.recorded.around(self.make(texts))
+        recorded: RecordedProgram = job.recorded.around(with_texts(self.agent, texts))
         job.store.flush()
         known = finished_runs(recorded, split)
         with job.session.phase(split):
@@ -456,8 +460,8 @@ def _number(value: float) -> float | None:
 
 
 @contextmanager
-def opened_referee(folder: RefereeFolder, make: Make, *, progress: Progress, served: bool = True) -> Iterator[Referee]:
-    """The referee of a folder, whose job is held while it is open.
+def opened_referee(folder: RefereeFolder, *, progress: Progress) -> Iterator[Referee]:
+    """The referee of a folder, whose job is held while it is open. The working directory is that of the copied agent.
 
     Raises:
         ConfigError: another process holds it.
@@ -465,63 +469,26 @@ def opened_referee(folder: RefereeFolder, make: Make, *, progress: Progress, ser
     """
     folder.verify()
     config = RefereeJob(**{"program": folder.manifest.agent, **folder.manifest.job})
-    program = make(folder.manifest.originals)
-    with open_job(
-        config, program=program, rubric=folder.rubric, progress=progress, store=folder.store, resume=True,
+    with chdir(folder.copies), open_job(
+        config, program=agent_of(folder), rubric=folder.rubric, progress=progress, store=folder.store, resume=True,
         need=("val", "gate", "test"),
     ) as job:  # fmt: skip
         job.status = "stopped"  # until it is closed
-        yield Referee(folder, job, make)
-
-
-def measured_values(measured: Measured) -> dict[str, Any]:
-    """Calls and tokens of a run, for the manifest."""
-    return {**asdict(measured), "warnings": list(measured.warnings)}
+        yield Referee(folder, job)
 
 
 # -- The agent with given texts.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TextTask(AgentTask):
-    """A task with the texts that the agent is to use: `task["texts"]`, and the variable ASSAY_TEXTS."""
-
-    texts: dict[str, str]
-
-    def environment(self) -> dict[str, str]:
-        return {**super().environment(), "ASSAY_TEXTS": json_text(self.texts)}
+def agent_of(folder: RefereeFolder) -> TextAgent:
+    """The agent of a referee with its own texts. It must be made in the folder of the copies."""
+    manifest = folder.manifest
+    return TextAgent(manifest.agent, manifest.texts, manifest.roles, runner=runner_of(manifest.agent))
 
 
-class _ReadingAgent(dspy.Module):  # type: ignore[misc]
-    """An agent that reads its texts from the task. They are its state, which its version is made of."""
-
-    def __init__(self, name: str, runner: AgentRunner, texts: Texts) -> None:
-        super().__init__()
-        self.name, self.runner, self.texts = name, runner, dict(texts)
-
-    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        return {"texts": self.texts}
-
-    def forward(self, **inputs: Any) -> Any:
-        rollout = current_rollout()
-        assert rollout is not None
-        task = _TextTask(
-            id=rollout.task_id, rollout=rollout.id, inputs=inputs, model=dspy.settings.lm.model, base_url="",
-            api_key="", texts=self.texts,
-        )  # fmt: skip
-
-        def check() -> None:
-            if (seconds := given_up()) is not None:
-                raise OverTime("the agent", seconds, in_model_call=False)
-
-        return self.runner.run(task, check)
-
-
-def maker_of(folder: RefereeFolder) -> Make:
-    """Makes the copied agent of a referee with given texts."""
-    agent, copies = folder.manifest.agent, folder.copies
-    if named_callable(agent):
-        runner = runner_of(str(copies / agent))
-    else:
-        runner = CommandRunner(command_of(agent), folder=copies)
-    return lambda texts: _ReadingAgent(folder.manifest.agent, runner, texts)
+def with_texts(agent: TextAgent, texts: Texts) -> TextAgent:
+    """The agent with other texts."""
+    changed: TextAgent = copied(agent)
+    for name, predictor in changed.named_predictors():
+        predictor.signature = predictor.signature.with_instructions(texts[name])
+    return changed

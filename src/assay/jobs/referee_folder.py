@@ -10,7 +10,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import chdir
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from filelock import FileLock
 from assay.datasets import Task
 from assay.datasets.keys import IDENTIFYING, folded_text
 from assay.errors import ArtifactError, ConfigError, DataError
+from assay.evaluation.session import Measured
 from assay.programs.runners import command_of, named_callable
 from assay.programs.texts import TextFiles, patch_of
 from assay.sources.artifact_files import read_json
@@ -46,7 +48,8 @@ class Manifest:
     Attributes:
         id: of the referee, in the list of looks.
         agent: as it was given, in `folder`, whose copy is run.
-        originals: the agent's texts by name.
+        texts: of the agent: `name`, `text` and `is_value`, as `assay.programs.foreign_agent.TextAgent` takes them.
+        roles: of the requests in which each text was found; null without a preflight.
         job: settings of the job, by name.
         gate: keys of the gate tasks.
         files: sha256 of each copied file, by its path in the folder.
@@ -59,16 +62,22 @@ class Manifest:
     agent: str
     folder: str
     workspace: str
-    originals: Mapping[str, str]
+    texts: Sequence[Mapping[str, Any]]
     job: Mapping[str, Any]
     looks: int
     gate: Sequence[str]
     files: Mapping[str, str]
     sources: Mapping[str, str]
     measured: Mapping[str, Any] | None = None
+    roles: Mapping[str, Sequence[str]] | None = None
     notes: Sequence[str] = ()
     opened_at: float = field(default_factory=time.time)
     format: int = FORMAT
+
+    @property
+    def originals(self) -> dict[str, str]:
+        """The agent's own texts by name."""
+        return {text["name"]: text["text"] for text in self.texts}
 
 
 class RefereeFolder:
@@ -115,9 +124,11 @@ class RefereeFolder:
         """Files of the workspace that were copied and have changed there since, such as an edited rubric."""
         return [path for path, sha in self.manifest.sources.items() if not Path(path).is_file() or hash_of(path) != sha]
 
-    def measured(self, measured: Mapping[str, Any], notes: Iterable[str]) -> None:
-        """Stores what a run of the agent uses."""
-        self.manifest = replace(self.manifest, measured=dict(measured), notes=[*self.manifest.notes, *notes])
+    def tried(self, measured: Measured | None, roles: Mapping[str, Sequence[str]] | None) -> None:
+        """Stores what a run of the agent uses, and where its texts are in its requests."""
+        notes = [*self.manifest.notes, *(measured.warnings if measured else ())]
+        values = None if measured is None else {**asdict(measured), "warnings": list(measured.warnings)}
+        self.manifest = replace(self.manifest, measured=values, roles=roles, notes=notes)
         write_manifest(self.path, self.manifest)
 
     def log(self, event: str, **values: Any) -> dict[str, Any]:
@@ -144,7 +155,9 @@ class RefereeFolder:
         names = {name: f"{self.copies}/{name}" for name in texts}
         files = TextFiles(list(names.values())).with_texts({names[name]: text for name, text in texts.items()})
         here = Path(self.manifest.folder)
-        return patch_of([replace(file, path=here / file.path.relative_to(self.copies)) for file in files])
+        place = here if here.is_dir() else self.copies
+        with chdir(place):  # to which paths are relative where there is no repository
+            return patch_of([replace(file, path=place / file.path.relative_to(self.copies)) for file in files])
 
     def texts_of(self, digest: str) -> dict[str, str]:
         """The texts of a submission."""

@@ -240,13 +240,10 @@ class CommandRunner:
 
     It runs in a process group of its own, which is killed when the run ends, however it ends. Of its standard error the
     end is kept, for the message of a failure.
-
-    Args:
-        folder: its working directory; by default that of this process.
     """
 
-    def __init__(self, words: list[str], *, folder: Path | None = None) -> None:
-        self.words, self.folder = words, folder
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
 
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
         with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, StandardError() as err:
@@ -272,7 +269,6 @@ class CommandRunner:
                 stdout=out,
                 stderr=err,
                 env={**inherited, **variables},
-                cwd=self.folder,
                 start_new_session=True,
             )
         except OSError as error:
