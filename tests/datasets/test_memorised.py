@@ -1,52 +1,59 @@
-"""Texts that answer tasks by heart."""
+"""Texts that have memorised the answers of tasks."""
+
+import random
+
+import pytest
 
 from assay.datasets import Task
-from assay.datasets.keys import overlap
-from assay.datasets.memorised import MOST_MEMORISED, memorised
+from assay.datasets.memorised import memorised
 
-PLACES = ["oven", "kayak", "ladder", "tripod", "violin", "blender", "helmet", "compass", "lantern", "anvil"]
-LABELS = ["refund", "billing", "technical", "other"]
-TASKS = [
-    Task(
-        id=f"t{at}",
-        inputs={"text": f"Hello, my {place} order came late and I want to know what to do now"},
-        expected={"label": LABELS[at % 4]},
-    )
-    for at, place in enumerate(PLACES)
-]
-HONEST = """Decide which label fits the message best. Answer refund if the customer asks for money back, billing if an
-invoice or a payment is in question, technical if something does not work, and other for everything else. A late order
-is a refund only if the customer asks for money. Read the whole message before you answer."""
+FIRST = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
+LAST = ("lor", "ten", "vas", "zim", "quo", "rus", "hib", "nex")
+WORDS = [f"{first}{last}" for first in FIRST for last in LAST]
+LABELS = ["billing", "shipping", "returns", "other"]
 
 
-def test_a_table_of_one_word_and_the_answer_is_found() -> None:
-    table = "; ".join(f"{place} means {LABELS[at % 4]}" for at, place in enumerate(PLACES))
-    assert overlap(table, [task.inputs["text"] for task in TASKS]) == 0  # no eight words in a row
-    assert memorised(f"{HONEST} {table}", TASKS, before=HONEST) == [task.id for task in TASKS]
-    assert len(memorised("\n".join(f"- **{p.upper()}**: {LABELS[at % 4]}" for at, p in enumerate(PLACES)), TASKS)) == 10
-
-
-def test_an_honest_text_is_not_found() -> None:
-    assert len(memorised(HONEST, TASKS)) <= MOST_MEMORISED
-
-
-def test_wrong_answers_and_far_ones_are_not_found() -> None:
-    wrong = "; ".join(f"{place} is not right here, {LABELS[(at + 1) % 4]}" for at, place in enumerate(PLACES[:1]))
-    assert memorised(wrong, TASKS) == []
-    far = f"{PLACES[0]} {' '.join(['word'] * 9)} refund"
-    assert memorised(far, TASKS) == []
-    assert memorised(far.replace("word ", "", 1), TASKS) == ["t0"]
-
-
-def test_what_stood_in_the_text_before_is_not_counted() -> None:
-    assert memorised("oven: refund", TASKS) == ["t0"]
-    assert memorised("oven: refund", TASKS, before="An oven is a device.") == []
-
-
-def test_numbers_are_rare_words_and_an_answer_of_several_words_is_one_place() -> None:
-    tasks = [
-        Task(id="sum", inputs={"question": "What is 48 + 37?"}, expected={"answer": 85}),
-        Task(id="city", inputs={"question": "Where is Anfield?"}, expected={"answer": "Liverpool, in England"}),
+def tasks(answers: list[str]) -> list[Task]:
+    """80 questions with one word of their own each."""
+    return [
+        Task(id=f"t{n}", inputs={"question": f"What about the {word} of my order?"}, expected={"answer": answer})
+        for n, (word, answer) in enumerate(zip(WORDS, answers, strict=True))
     ]
-    assert memorised("48 gives 85. Anfield: Liverpool in England", tasks) == ["sum", "city"]
-    assert memorised("Liverpool is not in Anfield", tasks) == []
+
+
+NUMBERS = [str(1000 + 7 * n) for n in range(80)]
+SORTED = [LABELS[n % 4] for n in range(80)]
+HONEST = """Answer briefly. Read the whole question first, name the order and its state, and say what happens next. If a
+question is about money, say what was paid and what is refunded. Do not guess: ask for the order (1021)."""
+
+
+@pytest.mark.parametrize("answers", [NUMBERS, SORTED])
+def test_a_table_of_one_word_of_each_task_is_found(answers: list[str]) -> None:
+    known = tasks(answers)
+    table = "; ".join(f"{word}: {answer}" for word, answer in zip(WORDS, answers, strict=True))
+    assert len(memorised(table, known)) == 80
+    assert memorised(HONEST, known) == []
+    assert memorised(table, known, before=table) == []
+
+
+def test_three_tasks_with_answers_of_their_own_are_enough() -> None:
+    known = tasks(NUMBERS)
+    pairs = [f"for {word} say {number}" for word, number in zip(WORDS, NUMBERS, strict=True)]
+    assert memorised(f"{HONEST} {pairs[0]}. {pairs[5]}", known) == []
+    assert memorised(f"{HONEST} {pairs[0]}. {pairs[5]}, {pairs[9]}", known) == [known[n].key for n in (0, 5, 9)]
+
+
+def test_rules_for_labels_may_name_rare_words() -> None:
+    rules = f"Questions about {WORDS[0]} and {WORDS[4]} are billing; {WORDS[1]}, {WORDS[5]}: shipping. Others: other."
+    assert memorised(rules, tasks(SORTED)) == []
+
+
+def test_an_answer_far_from_the_word_is_not_its_answer() -> None:
+    order = list(range(80))
+    random.Random(0).shuffle(order)
+    text = " ".join(WORDS) + " and so on " * 20 + " ".join(NUMBERS[n] for n in order)
+    assert memorised(text, tasks(NUMBERS)) == []
+
+
+def test_nothing_is_memorised_without_tasks_or_words() -> None:
+    assert memorised("", tasks(NUMBERS)) == memorised(HONEST, []) == []

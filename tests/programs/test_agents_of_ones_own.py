@@ -138,8 +138,8 @@ def test_a_model_that_fails_leaves_the_run_unscored(own_folder: Path) -> None:
         number = int((request.messages[-1].text or "").split()[2])
         return sums(request) if number % 8 == 1 else ConnectionError("the server is gone")
 
-    report = evaluated(of_file("a.md"), script=script, size=8, preflight=False)
-    assert (report.result["n"], report.result["unscored"], report.result["score"]) == (8, 4, 1.0)
+    report = evaluated(of_file("a.md"), script=script, size=10, preflight=False)
+    assert (report.result["n"], report.result["unscored"], report.result["score"]) == (10, 5, 1.0)
     assert {call.failure for call in calls_of(report) if call.error} == {FailureKind.MODEL}
 
 

@@ -1,5 +1,6 @@
 """`assay compile`: the main job. Does not search prompts: `assay.optimizers.prompts` does."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from assay.traces import Store
 
 
+_OF_PROGRAMS = ("knn", "ensemble", "labeled")  # optimizers that choose demonstrations per task, or show labels
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileReport(JobReport):
     """What `compile` returns. `program` runs under any language model.
@@ -37,6 +41,8 @@ class CompileReport(JobReport):
     Attributes:
         unproven: artifact of the winner on val, if gate did not prove it better; the artifact then has the baseline
         failed: why the optimizer ended with an error; null if it did not
+        patch: file with the changes of the agent's files, for `git apply`; null for a program, and without a change
+        applied: files of the agent that `apply` wrote
         test: `baseline`, the program as it was, and `compiled`, each an [Evaluation](#evaluation), and their `gain`,
             see [Gain](#gain); these are null where the baseline is kept
     """
@@ -51,6 +57,9 @@ class CompileReport(JobReport):
     failed: str | None
     candidates: Sequence[Mapping[str, Any]]
     test: Mapping[str, Any]
+    patch: Path | None = None
+    applied: Sequence[str] = ()
+    not_applied: str = field(default="", metadata=OBJECT)  # why `apply` wrote nothing
     config: Any = field(metadata=OBJECT)  # the settings, with names in place of objects
     run_id: str = field(metadata=OBJECT)
     # what was searched and compared; None for the report of a run that had already ended
@@ -70,7 +79,7 @@ class CompileReport(JobReport):
 
     @property
     def failure(self) -> str:
-        return self.failed or ""
+        return self.failed or self.not_applied
 
     def lines(self) -> Iterator[str | Table]:
         from assay.reports.markdown import cost_words, failure_lines, gain_claim, why_sealed, with_interval
@@ -109,6 +118,10 @@ class CompileReport(JobReport):
             yield f"artifact: {self.artifact}"
         if self.unproven:
             yield f"unproven program: {self.unproven}"
+        if self.applied:
+            yield f"applied: {', '.join(self.applied)}"
+        elif self.patch is not None:
+            yield f"new texts: git apply {self.patch}"
 
     def page_of(self, store: "Store") -> "Page":
         from assay.reports.compiled import compile_page
@@ -198,6 +211,9 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
     one that saves most tokens is chosen. This takes at least 3 / margin val tasks. By default nothing is fitted. The
     program must be an Agent with a thinking budget, or a Refine program. A policy takes six runs of each val task,
     which `max_search_calls` does not count."""
+    apply: Annotated[bool, Flag(key=False)] = False
+    """Write the new texts into the agent's files, if they replace the old ones. A file that changed meanwhile is not
+    overwritten. Outside of a git repository the old file is kept as FILE.orig."""
     gate: Annotated[bool, Flag(key=False, shown=False)] = True
     """Whether the gate split decides if the result replaces the program. If not, the result is the winner on val; for
     callers that decide themselves."""
@@ -210,8 +226,16 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
             raise ConfigError("is missing: it names the tasks", field="data", hint=hint)
         if self.agent is None and self.text:
             raise ConfigError("would have no effect without `agent`", field="text")
+        if self.agent is None and self.apply:
+            raise ConfigError("would have no effect without `agent`: a program has no files of texts", field="apply")
         if self.agent is not None and not self.text:
             raise ConfigError("is missing: it names the files whose texts are improved", field="text")
+        if self.agent is not None and self.optimizer in _OF_PROGRAMS:
+            raise ConfigError(
+                f"{self.optimizer} cannot be used for the texts of an agent, as no file can hold its result: use auto, "
+                "or one that writes instructions, such as gepa",
+                field="optimizer",
+            )
 
     @property
     def texts(self) -> Sequence[str]:
@@ -266,7 +290,7 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
             finished = job.finished({"gate": self.gate, "test": self.test})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                return _as_stored(stored, config, job.run_id)
+                return _applied(_as_stored(stored, config, job.run_id))
             place = artifact_place(self.store, self.out, _artifact_name(job, config), resume=self.resume)
             outcome = _compiled(job, config, progress)
             called = job.models()
@@ -286,7 +310,21 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
             finished.keep(replace(report(), **written).to_dict())
             if config.portable and config.agent is None:
                 require_portable(job, written["artifact"])
-        return replace(report(), **written)
+        return _applied(replace(report(), **written))
+
+
+def _applied(report: CompileReport) -> CompileReport:
+    """The report of an agent's texts, which are written into its files if `apply` asks for it."""
+    from assay.jobs.agents import apply_texts
+
+    if not report.config.apply or report.patch is None:
+        return report
+    try:
+        files, kept = apply_texts(report.artifact)
+    except ConfigError as error:
+        return replace(report, not_applied=f"{error} ({report.patch})")
+    notes = [f"the old file is kept as {path}" for path in kept]
+    return replace(report, applied=[str(path) for path in files], notes=[*report.notes, *notes])
 
 
 def _model_of(lm: "dspy.LM | None", config: Compile) -> "dspy.LM":
@@ -301,7 +339,7 @@ def _model_of(lm: "dspy.LM | None", config: Compile) -> "dspy.LM":
 
 def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutcome":
     """Preflight, estimate, search, gate and test."""
-    from assay.jobs.agents import find_texts
+    from assay.jobs.agents import agent_notes, find_texts
     from assay.jobs.anchors import replay_of_rubric
     from assay.jobs.artifacts import rehearsed
     from assay.jobs.checks import unused_settings
@@ -325,7 +363,7 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
         job.recorded, splits, session, config, config.decisions, thinking_margin=config.thinking_margin,
         folder=job.folder,
     )  # fmt: skip
-    outcome.notes += [note for note in notes if note not in outcome.notes]
+    outcome.notes += [note for note in [*notes, *agent_notes(job)] if note not in outcome.notes]
     return outcome
 
 
@@ -361,6 +399,8 @@ def _artifact_name(job: "Job", config: Compile) -> str:
     from assay.sources.modules import without_call
 
     class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
+    if config.agent is not None:  # a command
+        class_name = re.sub(r"[^a-z0-9]+", "-", class_name).strip("-")[-40:] or "agent"
     return f"{class_name}-{title_of(config.optimizer).rpartition(':')[2].lower()}"
 
 
@@ -399,10 +439,11 @@ def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any
     from assay.jobs.artifacts import keep_artifact
     from assay.reports.files import short_name
     from assay.reports.markdown import markdown
+    from assay.sources.artifact_files import PATCH
 
     outcome, beside = report.outcome, None
     assert outcome is not None
-    result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "unproven")}
+    result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "unproven", "patch")}
     title, about = (
         short_name(report.config.program),
         f"Compiled with `{report.optimizer}` for `{job.session.lm.model}`.",
@@ -412,7 +453,9 @@ def _artifacts(job: "Job", report: CompileReport, folder: Path) -> dict[str, Any
         text = markdown(replace(report, unproven=beside), title=title, about=about)
         beside = keep_artifact(job, outcome.compiled, beside, result, text, unproven=True)
     text = markdown(replace(report, unproven=beside), title=title, about=about)
-    return {"unproven": beside, "artifact": keep_artifact(job, outcome.result, folder, result, text)}
+    artifact = keep_artifact(job, outcome.result, folder, result, text)
+    patch = artifact / PATCH
+    return {"unproven": beside, "artifact": artifact, "patch": patch if patch.is_file() else None}
 
 
 compile = function_of(Compile, "compile")

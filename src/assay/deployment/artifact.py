@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder
@@ -34,11 +34,14 @@ from assay.programs.budgets import set_thinking
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured, is_agent
 from assay.programs.loading import SHIPPED, program_class
 from assay.programs.state import constructor_config, missing_arguments
+from assay.programs.texts import ChangedFile, patch_of, relative_path
 from assay.sources import trust
 from assay.sources.artifact_files import (
     FORMAT,
+    PATCH,
     RUBRIC,
     SOURCE,
+    TEXTS,
     hash_of_files,
     hash_of_manifest,
     hash_of_text,
@@ -274,6 +277,7 @@ def save_artifact(
     splits: dict[str, Any],
     report: str,
     rubric: Mapping[str, bytes] | None = None,
+    changed: Sequence[ChangedFile] = (),
     replaces: Path | None = None,
 ) -> Path:
     """Writes an artifact completely or not at all. If the folder exists, a number is added to the name.
@@ -281,6 +285,7 @@ def save_artifact(
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
         rubric: files of the rubric it was measured by, with its checks and judges; see `assay.jobs.loading`.
+        changed: files of an agent with its new texts, which are stored with their patch.
         replaces: an artifact that is written anew in its own folder, see `assay.jobs.artifacts.of_earlier_attempt`.
     Raises:
         ArtifactError: the folder cannot be written.
@@ -291,6 +296,7 @@ def save_artifact(
         "program.json": json_text(program_state(program), indent=1),
         "splits.json": json.dumps(splits),
         "report.md": report,
+        **({PATCH: patch_of(changed)} if changed else {}),
     }
     entries = {
         "format": FORMAT,
@@ -299,6 +305,9 @@ def save_artifact(
         "files": {name: hash_of_text(text) for name, text in texts.items()},
     }
     copied = {f"{SOURCE}/{place}": content for place, content in source.files.items()} if source.names else {}
+    if new := {relative_path(file.path).as_posix(): file.after for file in changed}:
+        entries["text_files"] = hash_of_files(new)
+        copied |= {f"{TEXTS}/{place}": content for place, content in new.items()}
     if source.names:
         entries["source"] = {"names": source.names, "files": hash_of_files(source.files)}
     if rubric:

@@ -1,6 +1,7 @@
 """Agents of any framework in a job: the program of one by its name, the address at which it calls the model, and the
 proof that its texts are in its requests."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ import dspy
 from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.models.limits import limited
-from assay.programs.foreign_agent import ForeignAgent, TextAgent
+from assay.programs.foreign_agent import ForeignAgent, TextAgent, foreign_agent_in
 from assay.programs.loading import full_name
 from assay.programs.runners import AgentRunner, CallableRunner, RemoteRunner, runner_of
-from assay.programs.texts import TextFiles
+from assay.programs.texts import ChangedFile, TextFiles, apply_files, relative_path
+from assay.sources.artifact_files import TEXTS, verified
 from assay.sources.modules import qualified_name
 from assay.support.numbers import counted
 from assay.traces import Store
@@ -131,3 +133,35 @@ def find_texts(job: "Job") -> None:
     program.roles = {name: sorted(learned[name]) for name in names}
     where = "; ".join(f"{name} in {', '.join(roles)}" for name, roles in program.roles.items())
     session.progress.say(f"texts found in requests: {where}")
+
+
+def agent_notes(job: "Job") -> list[str]:
+    """What happened to the runs of a job's agent; nothing for a program."""
+    agent = foreign_agent_in(job.recorded.program)
+    return [] if agent is None else agent.notes()
+
+
+def changed_files(program: dspy.Module) -> list[ChangedFile]:
+    """The files that the texts of a `TextAgent` change; empty for other programs, and for one without files."""
+    files = program.host.files if isinstance(program, TextAgent) else None
+    return [] if files is None or not isinstance(program, TextAgent) else files.with_texts(program.whole_texts())
+
+
+def apply_texts(artifact: Path) -> tuple[list[Path], list[Path]]:
+    """Writes the new texts of an artifact into the agent's files, all or none.
+
+    Returns:
+        The files that were written, and the old ones that were kept, see `apply_files`.
+    Raises:
+        ConfigError: a file has changed since the compile read it. Nothing was written.
+    """
+    manifest = verified(artifact)
+    changed = []
+    for name, before in manifest["texts_before"].items():
+        path, new = Path(name), artifact / TEXTS / relative_path(Path(name))
+        if not new.is_file():
+            continue
+        content = path.read_bytes() if path.is_file() else b""
+        same = hashlib.sha256(content).hexdigest() == before
+        changed.append(ChangedFile(path=path, before=content if same else b"", after=new.read_bytes()))
+    return [file.path for file in changed], apply_files(changed)

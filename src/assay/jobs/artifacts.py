@@ -25,6 +25,7 @@ from assay.deployment.registry import Registry
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.judged import judge_again, judge_items
+from assay.jobs.agents import changed_files
 from assay.jobs.anchors import freeze, made_by
 from assay.jobs.job import Job
 from assay.jobs.opening import Run
@@ -40,6 +41,7 @@ from assay.models.meter import Meter
 from assay.optimizers.judges import JudgeOutcome
 from assay.programs import program_state, program_version
 from assay.programs.adapters import ambient_format
+from assay.programs.foreign_agent import TextAgent
 from assay.sources.artifact_files import is_artifact, read_json, verified
 from assay.sources.files import FILES
 from assay.sources.modules import alone, qualified_name
@@ -70,6 +72,7 @@ def keep_artifact(
     manifest |= {"unproven": True} if unproven else {}
     path = save_artifact(
         folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=job.rubric_files,
+        changed=changed_files(recorded.program),
         replaces=of_earlier_attempt(folder.resolve(), job.session.recorder, job.store),
     )  # fmt: skip
     _, note = loaded_again(path, recorded.program)
@@ -238,7 +241,7 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
     return {
         "assay": __version__,
         "dspy": dspy.__version__,
-        "program": job.session.program_name,
+        **_program_names(job, recorded.program),
         "version": program_version(recorded.program, recorded.settings["adapter"]),
         "settings": recorded.settings,
         **_prompt_formats(job, recorded),
@@ -262,6 +265,15 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": dict(result),
     }
+
+
+def _program_names(job: Job, program: dspy.Module) -> dict[str, Any]:
+    """The name by which the program is loaded; of an agent also its own, with the hashes of its files."""
+    name = job.session.program_name
+    if not isinstance(program, TextAgent):
+        return {"program": name}
+    hashes = program.host.files.hashes if program.host.files is not None else {}
+    return {"program": qualified_name(TextAgent), "agent": name, "texts_before": hashes}
 
 
 _RETEST = 30  # test items that are judged a second time

@@ -440,6 +440,15 @@ class AgentJob(AgentServing):
         """Texts of the agent that the job changes."""
         return ()
 
+    def check(self) -> None:
+        names, why = ("agent_model", "agent_key", "agent_listen"), "without `agent`"
+        if self.agent is not None:
+            names, why = ("prompt_format", "state", "replace_lms"), "on an agent, which writes its prompts itself"
+        kind: Any = type(self)
+        for name in self.changed(*(name for name in names if name in options_of(kind))):
+            if not is_of_project(name, getattr(self, name)):
+                raise ConfigError(f"would have no effect {why}", field=name)
+
     @classmethod
     def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the project file sets; its agent is not for a program that was given, nor its program for an agent."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from assay.datasets import Task
 from assay.datasets.keys import overlap
-from assay.datasets.memorised import MOST_MEMORISED, memorised
+from assay.datasets.memorised import memorised
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.evaluation import Evaluation, Gain, Progress, RecordedProgram, evaluate, paired_gain
 from assay.evaluation.adaptive import MOST_PROMOTIONS, AdaptiveGate, passes_screen
@@ -343,7 +343,7 @@ class Referee:
         whole, own = "\n".join(texts.values()), "\n".join(self.originals.values())
         parts = {"decoys": self.decoys, "val": self.job.splits.val, "train": self.job.splits.train}
         counts = {name: len(memorised(whole, tasks, before=own)) for name, tasks in parts.items()}
-        if (most := max(counts.values())) <= MOST_MEMORISED:
+        if not (most := max(counts.values())):
             return None
         if counts["decoys"] == most > counts["val"]:
             return (

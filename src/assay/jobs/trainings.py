@@ -159,16 +159,6 @@ class Retained:
         return cls(*parts)
 
 
-def _check_of_agent(command: RLSettings, program: str | dspy.Module) -> None:
-    """Raises `ConfigError` for settings of an agent beside a program, and for the prompt format of an agent."""
-    names, why = ("agent_model", "agent_key", "agent_listen"), "a program is trained, not an agent"
-    if isinstance(program, ForeignAgent):
-        names, why = ("prompt_format",), "an agent writes its prompts itself"
-    for name in command.changed(*names):
-        if not is_of_project(name, getattr(command, name)):
-            raise ConfigError(f"would have no effect: {why}", field=name)
-
-
 def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress: Progress) -> PolicyReport:
     """Trains on rollouts of a program.
 
@@ -177,7 +167,6 @@ def train_on_rollouts(command: RLSettings, *, store: str | Path | None, progress
         Cancelled: a signal came.
     """
     program = program_or_agent(command.agent, command.program, trains=True)
-    _check_of_agent(command, program)
     progress = _of_this_process(progress)
     options = {name: value for name, value in vars(command).items() if value is not None}
     if command.monitor is not None:

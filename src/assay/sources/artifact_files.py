@@ -20,7 +20,8 @@ from assay.support.places import write_whole
 from assay.support.values import check_format
 
 FORMAT = 2
-SOURCE, RUBRIC = "source", "rubric"
+SOURCE, RUBRIC, TEXTS = "source", "rubric", "texts"
+PATCH = "changes.patch"  # of the files in `TEXTS`
 _FILES = ("program.json", "splits.json", "report.md")
 MAX_FILES = 10_000  # files in the whole folder
 _MOST_DEPTH = 100  # of lists and objects within each other; code that reads them may be recursive
@@ -82,10 +83,12 @@ def verified(folder: Path) -> dict[str, Any]:
     if manifest.get("sha256") != hash_of_manifest(manifest):
         raise ArtifactError(f"{folder}: manifest.json {_CHANGED}")
     _check_plain(folder)
-    for name in _FILES:
-        if _hash_of_file(folder / name, folder) != _mapping(manifest, "files", folder).get(name):
+    hashes = _mapping(manifest, "files", folder)
+    for name in (*_FILES, *([PATCH] if PATCH in hashes else [])):
+        if _hash_of_file(folder / name, folder) != hashes.get(name):
             raise ArtifactError(f"{folder}: {name} {_CHANGED}")
     _check_files(folder, RUBRIC, _mapping(manifest, "rubric_files", folder))
+    _check_files(folder, TEXTS, _mapping(manifest, "text_files", folder))
     source = _mapping(manifest, "source", folder)
     if source:
         files = _mapping(source, "files", folder)
@@ -108,6 +111,7 @@ def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
     groups: dict[str, dict[str, Any]] = {
         "": manifest.get("files") or {},
         RUBRIC: manifest.get("rubric_files") or {},
+        TEXTS: manifest.get("text_files") or {},
         SOURCE: (manifest.get("source") or {}).get("files") or {},
     }
     for kind, files in groups.items():

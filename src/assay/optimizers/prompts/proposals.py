@@ -19,6 +19,8 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.models import count_tokens
 from assay.models.calls import Call
 from assay.optimizers.prompts.demonstrations import Demonstration
+from assay.programs.foreign_agent import TextAgent
+from assay.programs.texts import why_refused
 from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 
@@ -90,6 +92,7 @@ class InstructionCheck:
 
     def __init__(self, original: dspy.Module, lm: Any = None) -> None:
         self.before = {name: p.signature.instructions for name, p in original.named_predictors()}
+        self.of_agent = isinstance(original, TextAgent)
         self.lm, self.cut = lm, list[str]()
         self.rejected: list[tuple[int, str]] = []
 
@@ -116,7 +119,8 @@ class InstructionCheck:
     ) -> str | None:
         """Why an instruction is rejected, as `rule: reason`; None if it is accepted.
 
-        The rule is `truncated`, `unclosed`, `long` or `copied`.
+        The rule is `truncated`, `unclosed`, `long` or `copied`; of an agent's text also those of
+        `assay.programs.texts.why_refused`.
 
         Args:
             before: the instruction that it replaces.
@@ -130,6 +134,8 @@ class InstructionCheck:
             return "truncated: the model's answer was cut off at its limit of tokens"
         if (problem := broken(text, before=before)) is not None:
             return ": ".join(problem)
+        if self.of_agent and (refused := why_refused(before, text)) is not None:
+            return refused
         if (tokens := count_tokens(self.lm, text)) > most_tokens:
             return f"long: it has {tokens} tokens, more than {most_tokens}, and each call pays for them"
         if (share := overlap(text, _texts(sources), before=before)) >= _COPIED:

@@ -1,0 +1,191 @@
+"""Compiling the texts of an agent of any framework: search, gate, test, artifact, patch."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calling_agents import chat, post
+
+import assay
+from assay.errors import ConfigError
+from assay.rubrics import Criterion, Rubric
+from assay.testing import scripted_lm
+from assay.traces import Store
+
+SPLITS = ("train", "val", "gate", "test")
+TASKS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "split": SPLITS[n % 4]} for n in range(160)]
+OWN = "You are a calculator for {name}.\n\nAnswer with the number."
+BETTER = "You are a calculator for {name}. Think step by step, then answer with the number."
+
+
+def right(task: Any, prediction: Any, rollout: Any) -> float:
+    return float(prediction.get("answer") == task.expected["answer"])
+
+
+RUBRIC = Rubric("right", [Criterion(name="right", check=right)])
+
+
+def careful(request: Any, proposal: str = BETTER) -> str:
+    """A model that is right if its system text says so, else in a third of its answers; it proposes one text."""
+    system, user = str(request.system), request.messages[-1].text or ""
+    if "improved_instruction" in system:
+        return f"[[ ## improved_instruction ## ]]\n{proposal}\n\n[[ ## completed ## ]]"
+    number = int(user.split()[2])
+    draw = int.from_bytes(hashlib.sha256(user.encode()).digest()[:4], "big") / 2**32
+    return str(number + (1 if "step by step" in system or draw < 0.33 else 2))
+
+
+def compiled(agent: Any, text: Any = ("prompts/a.md",), *, script: Any = careful, **options: Any) -> Any:
+    lm = options.pop("lm", None) or scripted_lm(script)
+    settings = {"max_search_calls": 150, "threads": 2, **options}
+    return assay.compile(agent=agent, text=text, rubric=RUBRIC, data=TASKS, lm=lm, **settings)
+
+
+def rendered(task: dict[str, Any]) -> str:
+    """An agent that fills in its template."""
+    system = Path("prompts/a.md").read_text().format(name="Ann")
+    return str(chat(task, ("system", system), ("user", task["inputs"]["question"]))["content"])
+
+
+@pytest.fixture
+def prompts(own_folder: Path) -> Path:
+    Path("prompts").mkdir()
+    place = Path("prompts/a.md")
+    place.write_text(f"---\nname: a\n---\n\n{OWN}\n")
+    return place
+
+
+def test_a_text_is_improved_and_the_gain_is_shown_on_the_sealed_test(prompts: Path) -> None:
+    before = prompts.read_bytes()
+    report = compiled(rendered)
+    assert report.replaces
+    assert report.test["gain"]["low"] > 0
+    assert prompts.read_bytes() == before
+    new = (report.artifact / "texts/prompts/a.md").read_text()
+    assert new.startswith(f"---\nname: a\n---\n\n{BETTER}")
+    manifest = json.loads((report.artifact / "manifest.json").read_text())
+    assert manifest["texts_before"] == {"prompts/a.md": hashlib.sha256(before).hexdigest()}
+    assert report.patch == report.artifact / "changes.patch"
+    assert f"new texts: git apply {report.patch}" in list(report.lines())
+
+
+def test_the_record_has_the_text_that_was_sent(prompts: Path) -> None:
+    report = compiled(rendered)
+    with Store(None) as store:
+        runs = [store.rollout(row.id) for row in store.rollouts(run_id=report.run_id, limit=None)]
+    sent = {str(call.request["body"]["messages"][0]) for run in runs if run.phase == "test" for call in run.transitions}
+    assert any("calculator for Ann.\\n\\nAnswer with the number.\\n" in text for text in sent)
+    assert any("calculator for Ann. Think step by step, then" in text for text in sent)
+    assert report.test["baseline"]["score"] < 0.6 < report.test["compiled"]["score"]
+    examples = [call for run in runs for call in run.transitions if "<example>" in str(call.request)]
+    assert all(call.shown_tasks for call in examples)  # so that exports know whose data a prompt shows
+    assert examples
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_patch_of_a_compile_applies(prompts: Path) -> None:
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    report = compiled(rendered)
+    subprocess.run(["git", "apply", str(report.patch)], check=True)
+    assert prompts.read_bytes() == (report.artifact / "texts/prompts/a.md").read_bytes()
+
+
+def test_apply_writes_the_files_and_refuses_those_that_changed(prompts: Path) -> None:
+    before, lm = prompts.read_text(), scripted_lm(careful)
+    report = compiled(rendered, lm=lm, apply=True)
+    assert report.applied == ["prompts/a.md"]
+    assert prompts.read_bytes() == (report.artifact / "texts/prompts/a.md").read_bytes()
+    assert Path("prompts/a.md.orig").read_text() == before
+    prompts.write_text(before)
+
+    def editing(task: dict[str, Any]) -> str:
+        answer = rendered(task)
+        prompts.write_text(before + "\nBy hand.\n")
+        return answer
+
+    report = compiled(editing, lm=lm, apply=True)
+    assert not report.applied
+    assert "prompts/a.md changed while this ran, so nothing was written" in report.failure
+    assert prompts.read_text() == before + "\nBy hand.\n"
+    assert report.patch.is_file()
+
+
+def test_a_compiled_artifact_is_evaluated_with_its_texts(prompts: Path) -> None:
+    report = compiled(rendered)
+    lm = scripted_lm(careful)
+    loaded = assay.load(report.artifact)
+    assert loaded.texts[0]["text"] == OWN
+    scored = assay.evaluate(report.artifact, rubric=RUBRIC, data=TASKS, lm=lm, size=10)
+    assert scored.result["score"] == 1.0
+
+
+def test_nothing_is_paid_again_by_resume(prompts: Path) -> None:
+    lm, uninterrupted = scripted_lm(careful), scripted_lm(careful)
+    runs: list[str] = []
+
+    def agent(task: dict[str, Any]) -> str:
+        runs.append(task["rollout"])
+        if len(runs) == 60:
+            raise ConfigError("a setting of the agent is wrong")  # which ends a job at once
+        return rendered(task)
+
+    with pytest.raises(ConfigError, match="a setting of the agent is wrong"):
+        compiled(agent, lm=lm)
+    assert lm.scripted.calls > 40
+    report = compiled(agent, lm=lm, resume=True)
+    assert report.replaces
+    assert report.calls == lm.scripted.calls
+    compiled(agent, lm=uninterrupted, store=prompts.parent / "other.db")
+    assert lm.scripted.calls == uninterrupted.scripted.calls
+    done = compiled(agent, lm=lm, resume=True)
+    assert (lm.scripted.calls, done.gate) == (report.calls, report.gate)
+
+
+def test_a_lost_placeholder_is_rejected_and_counted(prompts: Path) -> None:
+    report = compiled(rendered, script=lambda request: careful(request, "Think step by step and answer."))
+    assert not any(candidate["instructions"] for candidate in report.candidates[1:])
+    assert any("placeholder" in note for note in report.notes)
+
+
+def test_a_text_in_no_request_is_an_error_that_names_it(prompts: Path) -> None:
+    Path("prompts/b.md").write_text("Never sent to any model.")
+    with pytest.raises(ConfigError, match=r"'prompts/b.md' is in no request of the agent's first 8 tasks"):
+        compiled(rendered, ("prompts/a.md", "prompts/b.md"))
+
+
+def test_the_description_of_a_tool_is_a_text(own_folder: Path) -> None:
+    tool = {"name": "add", "description": "Adds two numbers.", "parameters": {"type": "object", "properties": {}}}
+    Path("tools.json").write_text(json.dumps([tool], indent=2))
+
+    def script(request: Any) -> str:
+        if not request.tools:
+            return careful(request, "Adds numbers, step by step.")
+        return careful(type("Request", (), {"system": request.tools[0].description, "messages": request.messages}))
+
+    def agent(task: dict[str, Any]) -> str:
+        tools = [{"type": "function", "function": function} for function in json.loads(Path("tools.json").read_text())]
+        messages = [{"role": "user", "content": task["inputs"]["question"]}]
+        answer = post(task, "/chat/completions", {"messages": messages, "tools": tools})
+        return str(answer["choices"][0]["message"]["content"])
+
+    report = compiled(agent, ["tools.json#/0/description"], script=script)
+    assert report.replaces
+    new = json.loads((report.artifact / "texts/tools.json").read_text())
+    assert new == [{**tool, "description": "Adds numbers, step by step."}]
+
+
+def test_settings_that_do_not_fit_an_agent_are_refused(prompts: Path) -> None:
+    for options, rule in (
+        ({"text": ()}, "text: is missing"),
+        ({"prompt_format": "json"}, "prompt_format: would have no effect"),
+        ({"optimizer": "knn"}, "knn cannot be used for the texts of an agent"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            compiled(rendered, **options)
+    for options in ({"text": ["prompts/a.md"]}, {"apply": True}):
+        with pytest.raises(ConfigError, match="would have no effect without"):
+            assay.compile("math_qa", rubric=RUBRIC, data=TASKS, **options)
