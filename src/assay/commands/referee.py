@@ -603,6 +603,7 @@ class CloseReferee(Reported):
 
 def _closed(folder: "RefereeFolder", referee: "Referee") -> RefereeReport:
     """The report, after the one opening of the test."""
+    from assay.jobs.agents import agent_notes
     from assay.support.places import write_whole
 
     before, after, gain = referee.tested()
@@ -611,7 +612,7 @@ def _closed(folder: "RefereeFolder", referee: "Referee") -> RefereeReport:
     if changed:
         patch = folder.path / "changes.patch"
         write_whole(patch, folder.patch(champion))
-    notes = [*folder.manifest.notes, *job.warnings]
+    notes = [*folder.manifest.notes, *job.warnings, *agent_notes(job)]
     notes += [
         f"{path} was changed after the referee was opened; the referee ran its own copy"
         for path in folder.changed_sources()
