@@ -1,5 +1,6 @@
 """The referee: what a coding agent may see, each cheat once, and the real MCP client against the server."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from assay.commands.referee import close_referee, open_referee, serve_referee, show_skill
+from assay.commands.referee import close_referee, open_referee, serve_referee, show_skill, with_key
 from assay.errors import ArtifactError, ConfigError, DataError
 from assay.evaluation.adaptive import LOOKS
 from assay.jobs.referee import Referee, opened_referee
@@ -410,6 +411,27 @@ def test_an_address_beyond_loopback_needs_a_key(place: Path) -> None:
         serve_referee(place, http="0.0.0.0:0")
     with pytest.raises(ConfigError, match="HOST:PORT"):
         serve_referee(place, http="here")
+
+
+def test_a_request_without_the_key_is_refused() -> None:
+    reached: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["path"])
+
+    def status(*headers: tuple[bytes, bytes]) -> list[int]:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/mcp", "headers": headers}
+        asyncio.run(with_key(app, "a-long-key")(scope, None, send))
+        return [message["status"] for message in sent if "status" in message]
+
+    assert status() == status((b"authorization", b"Bearer other")) == [401]
+    assert (status((b"authorization", b"Bearer a-long-key")), reached) == ([], ["/mcp"])
+    assert with_key(app, None) is app
 
 
 def test_the_skill_names_the_tools_and_is_a_skill_file() -> None:

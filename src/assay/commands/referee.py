@@ -205,7 +205,9 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
             folders.write_data(place, splits.parts())
             folders.write_decoys(place, splits.val)
             kind: Any = RefereeJob
-            names = [name for name in options_of(kind) if hasattr(self, name)]
+            for text in files.texts:  # which the optimizer may change
+                sources.pop(str(text.path.resolve()), None)
+            names = [name for name in options_of(kind) if hasattr(self, name) and name != "agent_key"]
             job = {
                 **{name: getattr(self, name) for name in names}, "rubric": rubric_path, "rename": {}, "salt": None,
                 "data": str(place / folders.DATA),
@@ -317,7 +319,7 @@ class ServeReferee(Reported):
                 raise ConfigError(f"cannot listen on {self.http}: {error.strerror or error}", field="http") from None
             shown = f"[{host}]" if ":" in host else host
             self.reporter.say(f"referee at http://{shown}:{bound.getsockname()[1]}/mcp; Ctrl-C ends it")
-            app = _with_key(server.streamable_http_app(host=host), self.key)
+            app = with_key(server.streamable_http_app(host=host), self.key)
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[bound])
 
 
@@ -330,7 +332,7 @@ def _address(text: str) -> tuple[str, int]:
         raise ConfigError(*error.args, field="http") from None
 
 
-def _with_key(app: Any, key: str | None) -> Any:
+def with_key(app: Any, key: str | None) -> Any:
     """An ASGI application that refuses requests without the key."""
     import secrets
 
@@ -350,19 +352,15 @@ def _with_key(app: Any, key: str | None) -> Any:
 
 
 def server_class() -> Any:
-    """The server class of the package `mcp`, whose name differs between its versions.
+    """The server class of the package `mcp`.
 
     Raises:
         MissingExtra: the package is not installed.
     """
     try:
         from mcp.server.mcpserver import MCPServer
-    except ImportError:
-        try:
-            from mcp.server.fastmcp import FastMCP
-        except ImportError as error:
-            raise MissingExtra("mcp", "mcp") from error
-        return FastMCP
+    except ImportError as error:
+        raise MissingExtra("mcp", "mcp") from error
     return MCPServer
 
 
@@ -635,9 +633,9 @@ def _closed(folder: "RefereeFolder", referee: "Referee") -> RefereeReport:
 
 
 UNPROTECTED = (
-    "a process of the same user can read the memory and the files of the referee: with standard input and output gate "
-    "and test are sealed only if the coding agent does not look. Serve it with --http under another user, in a "
-    "container or on another machine",
+    "a process of the same user can read the memory and the files of the referee, and change its log: with standard "
+    "input and output gate and test are sealed only if the coding agent does not look. Serve it with --http under "
+    "another user, in a container or on another machine",
     "the list of looks is a file of this user, and can be removed by this user",
     "the agent runs its own code with the tasks of gate and test: its code is trusted not to pass them on",
 )

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from assay.datasets import Task
 from assay.datasets.keys import overlap
 from assay.datasets.memorised import memorised
-from assay.errors import BudgetExceeded, ConfigError, ModelError
+from assay.errors import AssayError, BudgetExceeded, ConfigError, ModelError
 from assay.evaluation import Evaluation, Gain, Progress, RecordedProgram, evaluate, paired_gain
 from assay.evaluation.adaptive import MOST_PROMOTIONS, AdaptiveGate, passes_screen
 from assay.evaluation.evaluation import finished_runs
@@ -45,6 +45,7 @@ F = TypeVar("F", bound=Callable[..., dict[str, Any]])
 _MORE_TOKENS = 300  # that a text may always grow by
 _COPIED = 0.1  # share of a text's word runs in tasks from which it is refused
 _MOST_FAILURES = 20
+_USED_UP = "used up: the gate has no look left"
 _RESERVED = 1.25  # calls that are reserved for a run of gate or test, as a part of those that preflight measured
 # Words that a text has to say to whoever grades the answers, and not to whoever gives them.
 _TO_JUDGE = re.compile(
@@ -73,7 +74,6 @@ class State:
     champion: str
     looked: dict[str, bool] = field(default_factory=dict)
     submissions: list[dict[str, Any]] = field(default_factory=list)
-    closed: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]], champion: str) -> "State":
@@ -90,8 +90,6 @@ class State:
                 self.looked[row["texts"]] = row["promoted"]
             if row["promoted"]:
                 self.champion = row["texts"]
-        elif event["event"] == "closed":
-            self.closed = dict(event["report"])
 
 
 def _one_at_a_time(tool: F) -> F:
@@ -221,16 +219,16 @@ class Referee:
         if (why := self._lint(given)) is not None:
             return self._submitted("refused", digest, why)
         if gate.used_up:
-            return self._submitted("refused", digest, "used up: the gate has no look left")
+            return self._submitted("refused", digest, _USED_UP)
         try:
             before, after = (self._run(side, "val") for side in (self.champion, given))
-        except (BudgetExceeded, ModelError) as error:
+        except (BudgetExceeded, AssayError) as error:
             return self._submitted("refused", digest, f"not run: {error}")
         gain = paired_gain(before.scores, after.scores)
         if not passes_screen(_differences(before, after)):
             text = f"val shows no gain over the champion: {signed(gain.mean)} on {counted(gain.n, 'tasks')}"
             return self._submitted("no look", digest, text, gain=gain)
-        return self._look(digest, given, gate, gain)
+        return self._look(digest, given, gain)
 
     # -- what the tools do
 
@@ -241,7 +239,7 @@ class Referee:
         given, why = self._complete(texts)
         try:
             result = {"refused": why} if why is not None else answer(given, argument)
-        except (BudgetExceeded, ModelError, ConfigError) as error:
+        except (BudgetExceeded, AssayError) as error:
             result = {"refused": str(error)}
         digest = digest_of_texts(given)
         self.folder.log(tool, texts=digest, argument=argument, refused=result.get("refused"), score=result.get("score"))
@@ -273,12 +271,17 @@ class Referee:
             "failures": [_shown(tasks[task_id], runs[task_id]) for value, task_id in worst[:k] if value < 1],
         }
 
-    def _look(self, digest: str, texts: dict[str, str], gate: AdaptiveGate, gain: Gain) -> dict[str, Any]:
-        number, level = self.ledger.begin(gate.looks), gate.level
+    def _look(self, digest: str, texts: dict[str, str], gain: Gain) -> dict[str, Any]:
+        number = self.ledger.begin(self.folder.manifest.looks)
+        # another referee may have looked at these tasks meanwhile
+        gate = AdaptiveGate(looks=self.folder.manifest.looks, answers=self.ledger.answers()[: number - 1])
+        if gate.used_up:
+            return self._submitted("refused", digest, _USED_UP)
+        level = gate.level
         self.folder.log("look", texts=digest, look=number, level=level)
         try:
             before, after = (self._run(side, "gate") for side in (self.champion, texts))
-        except (BudgetExceeded, ModelError) as error:
+        except (BudgetExceeded, AssayError) as error:
             # the reason may quote a task of gate: it is for the person who opened the referee alone
             self.folder.log("interrupted", texts=digest, look=number, reason=str(error))
             return self._submitted("refused", digest, "not run: gate could not be run to its end; the look is counted")

@@ -160,8 +160,11 @@ class RefereeFolder:
             return patch_of([replace(file, path=place / file.path.relative_to(self.copies)) for file in files])
 
     def texts_of(self, digest: str) -> dict[str, str]:
-        """The texts of a submission."""
-        return dict(read_json(self.path / _SUBMISSIONS / f"{digest}.json", self.path))
+        """The texts of a submission. Raises `ArtifactError` if they were changed since."""
+        texts = dict(read_json(self.path / _SUBMISSIONS / f"{digest}.json", self.path))
+        if digest_of_texts(texts) != digest:
+            raise ArtifactError(f"{self.path / _SUBMISSIONS}: the texts {digest} were changed after their submission")
+        return texts
 
 
 def digest_of_texts(texts: Mapping[str, str]) -> str:
