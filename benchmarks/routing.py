@@ -2,7 +2,7 @@
 
     python benchmarks/routing.py [--calls 300] [--streams 200] [--rounds 12] [--assignments 20000]
 
-Both are served by one gateway process (`assay serve --agent`), with the same program, which asks a scripted server
+Both are served by one gateway process (`assay serve --registered`), with the same program, which asks a scripted server
 once. `calls`: one at a time, in pairs whose order alternates. `streams`: so many calls that begin at once, in rounds
 whose order alternates. `assign`: the assignment alone, and the queries that it makes. `aa` is the fixed version against
 itself, in the same rounds: what the difference of two equal things looks like on this machine. `streams_cpu` is the
@@ -189,7 +189,7 @@ def main() -> None:
             registered(folder, behind)
             report = {"assign": assigned(folder, arguments.assignments)}
             words = ["serve", "--model", "echo", "--upstream", behind, "--key", KEY, "--port", "0", "--json"]
-            words += [word for agent in (AGENT, FIXED, TWIN) for word in ("--agent", agent)]
+            words += [word for agent in (AGENT, FIXED, TWIN) for word in ("--registered", agent)]
             gateway, url = started([sys.executable, "-m", "assay", *words, "--store", str(folder / "a.db")])
             processes.append(gateway)
             report |= asyncio.run(measured(url, gateway, arguments.calls, arguments.streams, arguments.rounds))

@@ -1,5 +1,8 @@
 // The calculator agent of openai_agent.py as a Node program, without a package:
 // --agent "node examples/any_agent/agent.mjs"
+import { readFileSync } from "node:fs";
+
+const SYSTEM = readFileSync(new URL("system.md", import.meta.url), "utf8").trim();
 const EXAMPLES = [
   ["What is 482 + 37?", "482 + 37", "519"],
   ["Calculate 715 - 268 + 94.", "715 - 268 + 94", "541"],
@@ -10,7 +13,7 @@ const EXAMPLES = [
 let text = "";
 for await (const part of process.stdin) text += part;
 const task = JSON.parse(text);
-const messages = [{ role: "system", content: "Write the calculation. Given its result, write the answer." }];
+const messages = [{ role: "system", content: SYSTEM }];
 
 async function ask() {
   const answer = await fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {

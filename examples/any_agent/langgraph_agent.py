@@ -12,11 +12,11 @@ import sys
 
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
-from openai_agent import EXAMPLES, calculated
+from openai_agent import EXAMPLES, SYSTEM, calculated
 
 
 def solve(task):
-    messages = [("system", "Write the calculation. Given its result, write the answer.")]
+    messages = [("system", SYSTEM)]
     for question, calculation, result in EXAMPLES:
         messages += [("user", question), ("assistant", calculation)]
         messages += [("user", f"Result: {result}"), ("assistant", result)]

@@ -3,15 +3,22 @@
     assay train grpo --agent examples/any_agent/openai_agent.py:solve --name sums \
       --rubric examples/any_agent/sums.yaml --data "arithmetic:terms=2-3&digits=2-3&size=600"
 
+Its system message is in system.md, which a compile improves:
+
+    assay compile --agent examples/any_agent/openai_agent.py:solve --text examples/any_agent/system.md \
+      --rubric examples/any_agent/sums.yaml --data "arithmetic:terms=2-3&digits=2-3&size=600"
+
 As a command it reads the task from standard input, and the address of the model from the environment.
 """
 
 import json
 import re
 import sys
+from pathlib import Path
 
 from openai import OpenAI
 
+SYSTEM = (Path(__file__).parent / "system.md").read_text().strip()
 CALCULATION = re.compile(r"[0-9+*() -]{1,60}")
 EXAMPLES = (
     ("What is 482 + 37?", "482 + 37", "519"),
@@ -29,7 +36,7 @@ def solve(task):
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         return messages[-1]["content"].strip()
 
-    messages = [{"role": "system", "content": "Write the calculation. Given its result, write the answer."}]
+    messages = [{"role": "system", "content": SYSTEM}]
     for question, calculation, result in EXAMPLES:
         turns = (("user", question), ("assistant", calculation), ("user", f"Result: {result}"), ("assistant", result))
         messages += [{"role": role, "content": content} for role, content in turns]

@@ -197,14 +197,14 @@ def test_a_judge_without_a_model_is_refused_at_the_start(own_folder: Path) -> No
         assay.deployed("support", rubric="r.yaml")
     assert "`judge_model=NAME`" in unspoken(refused.value)
     with pytest.raises(ConfigError, match="no model was named for it"):
-        serve(model="m", upstream="http://127.0.0.1:9", port=0, agent=("support",), agent_rubric="r.yaml")
+        serve(model="m", upstream="http://127.0.0.1:9", port=0, registered=("support",), agent_rubric="r.yaml")
     Path("r.yaml").write_text(NICE % ", when: right")  # also a judge that is rarely asked
     with pytest.raises(ConfigError, match="no model was named for it"):
         assay.deployed("support", rubric="r.yaml")
     with pytest.raises(ConfigError, match="judge_model: would have no effect without rubric"):
         assay.deployed("support", **NAMED)
     with pytest.raises(ConfigError, match="judge_model: would have no effect without agent_rubric"):
-        serve(agent=("support",), **NAMED)
+        serve(registered=("support",), **NAMED)
     Path("pairs.yaml").write_text("text: Which is nicer?\ncompare: pairs\nmodel: openai/judge\n")
     Path("r.yaml").write_text("name: n\ncriteria:\n- {name: nicer, weight: 1, judge: {use: pairs.yaml}}\n")
     with pytest.raises(ConfigError, match="compares several outputs of a task in 'nicer'"):

@@ -1,4 +1,4 @@
-"""`assay serve --agent`: deployed agents over HTTP, as a client calls them."""
+"""`assay serve --registered`: deployed agents over HTTP, as a client calls them."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain
 def test_a_unit_keeps_its_version_and_mistakes_are_named(own_folder: Path) -> None:
     with Store() as store:
         two_versions(store, own_folder).start("support@2", PLAN)
-    flags = ("--agent", "support", "--port", "0", "--json", "--upstream", "http://127.0.0.1:9/v1")
+    flags = ("--registered", "support", "--port", "0", "--json", "--upstream", "http://127.0.0.1:9/v1")
     (started, answers, rollout), done = while_serving("serve", *flags, client=asks)
     assert f"agent support, now support@1: POST {started['url']}/agents/support\n" in done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])["agents"]

@@ -107,7 +107,7 @@ def test_commands_say_that_an_artifact_is_unproven(refused: tuple[Path, Any], mo
     assert said("deploy", "start", "sums@2", "--dry-run")
     assert said("registry", "alias", "sums@2", "champion")
     progress = Lines()
-    serve(agent=("sums",), store="a.db", port=0, on_start=lambda serving: serving.stop(), progress=progress)
+    serve(registered=("sums",), store="a.db", port=0, on_start=lambda serving: serving.stop(), progress=progress)
     assert "unproven" in progress.text
 
 

@@ -156,6 +156,14 @@ def test_an_agent_past_the_gateway_is_refused(own_folder: Path) -> None:
         evaluated(lambda task: "1")
 
 
+def test_runs_of_an_agent_are_collected_as_groups(own_folder: Path) -> None:
+    Path("a.md").write_text("Write the sum.")
+    lm = scripted_lm(sums)
+    report = assay.collect(agent=of_file("a.md"), rubric=RUBRIC, data=TASKS, lm=lm, n=3, size=4, threads=2)
+    assert (report.rollouts, report.tasks, report.result["score"]) == (12, 4, 1.0)
+    assert report.calls == lm.scripted.calls == 12  # each rollout of a task is a sample of its own
+
+
 def test_a_program_and_an_agent_exclude_each_other(own_folder: Path) -> None:
     with pytest.raises(ConfigError, match="give either a program or an agent"):
         assay.evaluate("math_qa", agent=of_file("a.md"), rubric=RUBRIC, data=TASKS)

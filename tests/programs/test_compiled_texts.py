@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ RUBRIC = Rubric("right", [Criterion(name="right", check=right)])
 def careful(request: Any, proposal: str = BETTER) -> str:
     """A model that is right if its system text says so, else in a third of its answers; it proposes one text."""
     system, user = str(request.system), request.messages[-1].text or ""
-    if "improved_instruction" in system:
-        return f"[[ ## improved_instruction ## ]]\n{proposal}\n\n[[ ## completed ## ]]"
+    if "improved_text" in system:
+        return f"[[ ## improved_text ## ]]\n{proposal}\n\n[[ ## why ## ]]\nSums go wrong.\n\n[[ ## completed ## ]]"
+    if "edits" in system:
+        own = user.partition("[[ ## text ## ]]\n")[2].partition("\n\n[[ ## failures")[0]
+        edits = json.dumps([{"passage": own, "new": proposal, "why": "Sums go wrong."}])
+        return f"[[ ## edits ## ]]\n{edits}\n\n[[ ## completed ## ]]"
     number = int(user.split()[2])
     draw = int.from_bytes(hashlib.sha256(user.encode()).digest()[:4], "big") / 2**32
     return str(number + (1 if "step by step" in system or draw < 0.33 else 2))
@@ -64,6 +69,8 @@ def test_a_text_is_improved_and_the_gain_is_shown_on_the_sealed_test(prompts: Pa
     report = compiled(rendered)
     assert report.replaces
     assert report.test["gain"]["low"] > 0
+    winner = next(candidate for candidate in report.candidates if candidate["name"] == report.winner)
+    assert winner["why"] == ["prompts/a.md: Sums go wrong."]
     assert prompts.read_bytes() == before
     new = (report.artifact / "texts/prompts/a.md").read_text()
     assert new.startswith(f"---\nname: a\n---\n\n{BETTER}")
@@ -189,3 +196,71 @@ def test_settings_that_do_not_fit_an_agent_are_refused(prompts: Path) -> None:
     for options in ({"text": ["prompts/a.md"]}, {"apply": True}):
         with pytest.raises(ConfigError, match="would have no effect without"):
             assay.compile("math_qa", rubric=RUBRIC, data=TASKS, **options)
+
+
+CLIENT = """
+import json, os, sys, urllib.request
+from pathlib import Path
+
+def ask(system, task):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": task["inputs"]["question"]}]
+    data = json.dumps({"messages": messages, "model": task["model"]}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + task["api_key"]}
+    request = urllib.request.Request(task["base_url"] + "/chat/completions", data=data, headers=headers)
+    print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+
+task = json.load(sys.stdin)
+"""
+SOME = {"max_search_calls": 60, "sizes": {"train": 8, "val": 8, "gate": 12, "test": 12}}
+
+
+def test_a_command_reads_new_texts_in_a_copy_of_its_folder(prompts: Path) -> None:
+    reading = "text = (Path(__file__).resolve().parent / 'prompts/a.md').read_text()\n"
+    Path("agent.py").write_text(CLIENT + reading + "ask(text.upper(), task)")
+    before = prompts.read_bytes()
+    with pytest.raises(ConfigError, match="is in no request of the agent's first 8 tasks"):
+        compiled(f"{sys.executable} agent.py", **SOME)
+    Path("agent.py").write_text(CLIENT + reading + "ask(text, task)")
+    report = compiled(f"{sys.executable} agent.py", delivery="copy", **SOME)
+    assert report.replaces
+    assert prompts.read_bytes() == before
+
+
+def test_an_agent_reads_new_texts_from_its_task(prompts: Path) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        text = task["texts"]["prompts/a.md"]
+        return str(chat(task, ("system", text), ("user", task["inputs"]["question"]))["content"])
+
+    assert compiled(agent, delivery="task").replaces
+    with pytest.raises(ConfigError, match=r"reads the text from task\['texts'\]"):
+        compiled(rendered, delivery="task")
+    Path("agent.py").write_text(CLIENT + "ask(json.load(open(os.environ['ASSAY_TEXTS']))['prompts/a.md'], task)")
+    assert compiled(f"{sys.executable} agent.py", delivery="task", **SOME).replaces
+
+
+def test_two_texts_are_improved_where_they_fail(prompts: Path) -> None:
+    """Of a planner and a solver the solver's text is at fault: the planner's requests are in no failed run."""
+    Path("prompts/b.md").write_text("You plan the work of others.")
+
+    def agent(task: dict[str, Any]) -> str:
+        question = task["inputs"]["question"]
+        if int(question.split()[2]) % 8 < 4:
+            chat(task, ("system", Path("prompts/b.md").read_text()), ("user", question))
+            return str(int(question.split()[2]) + 1)
+        return rendered(task)
+
+    report = compiled(agent, ("prompts/a.md", "prompts/b.md"))
+    assert report.replaces
+    assert [path.name for path in (report.artifact / "texts/prompts").iterdir()] == ["a.md"]
+    edited = {name for candidate in report.candidates[1:] for name in candidate["instructions"]}
+    assert edited == {"prompts/a.md"}
+
+
+def test_gepa_improves_a_text_by_name(prompts: Path) -> None:
+    def script(request: Any) -> str:
+        user = request.messages[-1].text or ""
+        return json.dumps({"new_instruction": BETTER}) if "new_instruction" in user else careful(request)
+
+    report = compiled(rendered, script=script, optimizer="gepa", max_search_calls=120)
+    assert report.replaces
+    assert (report.artifact / "texts/prompts/a.md").read_text().endswith(f"{BETTER}\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.evaluate import ScoredOutput, ScoredRuns
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.errors import BudgetExceeded, ConfigError
-from assay.jobs.groups import OneSplit, StagedJob
+from assay.jobs.groups import AgentJob, OneSplit, StagedJob
 from assay.models.roles import is_embedded
 from assay.support.options import Flag, Parse, Positive, function_of
 from assay.support.report import Table
@@ -70,9 +70,9 @@ def _turns(turns: Sequence[Mapping[str, Any] | str]) -> list[Mapping[str, Any]]:
     return [*(turn for turn in turns if not isinstance(turn, str)), *combined]
 
 
-class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
-    """Run PROGRAM (a name or an artifact's folder) n times on each task of a split, score every run, and keep them as
-    groups in the store.
+class Collect(Reported, Trusting, InStore, AgentJob, StagedJob, OneSplit):
+    """Run PROGRAM (a name or an artifact's folder), or an agent of any framework (`agent`), n times on each task of a
+    split, score every run, and keep them as groups in the store.
 
     Rollouts of the same task have separate entries in the response cache, so a seeded run replays. With a curriculum,
     the train tasks of its stages are collected in turn. The program runs once on the val tasks of a stage; the next

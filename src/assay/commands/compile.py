@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
@@ -13,7 +13,7 @@ from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Repo
 from assay.errors import AssayError, ConfigError, ModelError
 from assay.jobs.groups import AgentJob, PromptJob, Source
 from assay.jobs.job_report import JobReport
-from assay.support.options import Flag, function_of
+from assay.support.options import Flag, Positive, function_of
 from assay.support.report import OBJECT, Table
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class CompileReport(JobReport):
             yield f"artifact: {self.artifact}"
         if self.unproven:
             yield f"unproven program: {self.unproven}"
+        winner = next((one for one in self.candidates if one["name"] == self.winner), {})
+        yield from (f"changed {reason}" for reason in winner.get("why", ()))
         if self.applied:
             yield f"applied: {', '.join(self.applied)}"
         elif self.patch is not None:
@@ -197,6 +199,13 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
     text: Annotated[Sequence[str], Flag(metavar="FILE", path=True)] = ()
     """Text of the agent to improve: FILE, FILE#NAME for what is between `<!-- assay:NAME -->` and
     `<!-- /assay:NAME -->`, or FILE#/json/pointer for a value of a JSON or YAML file; repeatable."""
+    delivery: Literal["gateway", "copy", "task"] = "gateway"
+    """How the agent gets new texts. gateway: they are replaced in its requests, and the agent stays as it is; copy: a
+    command runs in a copy of the working directory that has them; task: the agent reads them from task['texts'], or
+    from the JSON file in ASSAY_TEXTS."""
+    max_text_tokens: Positive = 2000
+    """Maximum number of tokens of a new text of the agent without its examples. A text may also have at most 300 tokens
+    more than its own, or twice as many."""
     data: Annotated[Source | None, Flag(metavar="D", path=True)] = None
     """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
     arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…). In Python also a data
@@ -224,8 +233,8 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
         if self.data is None and self.trainset is None and self.valset is None:
             hint = "Give it here or in assay.toml, which assay init writes"
             raise ConfigError("is missing: it names the tasks", field="data", hint=hint)
-        if self.agent is None and self.text:
-            raise ConfigError("would have no effect without `agent`", field="text")
+        if self.agent is None and (unused := self.changed("text", "delivery", "max_text_tokens")):
+            raise ConfigError("would have no effect without `agent`", field=unused[0])
         if self.agent is None and self.apply:
             raise ConfigError("would have no effect without `agent`: a program has no files of texts", field="apply")
         if self.agent is not None and not self.text:
@@ -240,6 +249,10 @@ class Compile(Reported, Trusting, InStore, NewArtifact, AgentJob, PromptJob):
     @property
     def texts(self) -> Sequence[str]:
         return self.text
+
+    @property
+    def delivered(self) -> Mapping[str, Any]:
+        return {"delivery": self.delivery, "most_tokens": self.max_text_tokens}
 
     @property
     def decisions(self) -> "Decisions":

@@ -171,7 +171,7 @@ class StartReport(Report):
         if self.deployment is not None:
             yield f"started: {self.deployment}; its state: assay deploy status {self.deployment}"
             yield (
-                "assay serve --agent takes the next steps by itself; where no gateway serves the agent, "
+                "assay serve --registered takes the next steps by itself; where no gateway serves the agent, "
                 f"assay deploy advance {self.deployment} does"
             )
 
@@ -190,9 +190,9 @@ def _replayed(replays: Rehearsal) -> str:
 class Start(StartOptions, InExistingStore, Trusting, Reported):
     """Roll CANDIDATE (AGENT@NUMBER or AGENT@ALIAS) out in stages in place of the agent's champion.
 
-    The assignment holds for users or conversations: serve the agent with assay serve --agent, or call
+    The assignment holds for users or conversations: serve the agent with assay serve --registered, or call
     assay.deployed(AGENT) in your process. The next step is taken as soon as the rules of the plan allow it: by assay
-    serve --agent itself, otherwise by assay deploy advance.
+    serve --registered itself, otherwise by assay deploy advance.
 
     Raises:
         DeploymentError: the candidate breaks a check (`force` deploys it anyway), or cannot be deployed now.

@@ -177,18 +177,18 @@ class Serve(StoredJudge, Listening, InStore, Reported):
     loops: Literal["off", "alarm", "stop"] = "alarm"
     """What to do with an answer whose text repeats itself: alarm marks its call with the failure kind loop, stop also
     ends a streamed answer, off disables the check."""
-    agent: Annotated[Sequence[str], Flag(metavar="NAME")] = ()
+    registered: Annotated[Sequence[str], Flag(metavar="NAME")] = ()
     """Agent of the registry that POST /agents/NAME runs; repeatable."""
     agent_rubric: Annotated[str | None, Flag(metavar="R", path=True)] = None
-    """Rubric that scores the rollouts of `agent` when they end. Its judges score after the answer."""
+    """Rubric that scores the rollouts of `registered` agents when they end. Its judges score after the answer."""
     agent_timeout_s: _Seconds = 600.0
-    """Time limit of one rollout of `agent`; beyond it the agent has failed."""
+    """Time limit of one rollout of a `registered` agent; beyond it the agent has failed."""
     replace_lms: bool = False
-    """Call the model of the version in place of the models that the program of an `agent` makes itself. By default
-    these are called as they are, also if a model is named."""
+    """Call the model of the version in place of the models that the program of a `registered` agent makes itself. By
+    default these are called as they are, also if a model is named."""
     advance_s: Annotated[float, Ge(0)] = 10.0
-    """Seconds between two evaluations of the deployment of an `agent`; with 0 only assay deploy advance evaluates
-    it."""
+    """Seconds between two evaluations of the deployment of a `registered` agent; with 0 only assay deploy advance
+    evaluates it."""
     otlp: Literal["off", "metrics", "structure", "content"] = "off"
     """What is sent to an OTLP/HTTP endpoint as it comes: metrics; structure, also the rollouts that have ended, without
     their texts; content, with them."""
@@ -200,8 +200,8 @@ class Serve(StoredJudge, Listening, InStore, Reported):
     """Called once the gateway listens; an error that it raises ends the gateway."""
 
     def check(self) -> None:
-        if unused := self.changed(*_OF_AGENT) if not self.agent else []:
-            raise ConfigError("would have no effect without `agent`", field=unused[0])
+        if unused := self.changed(*_OF_AGENT) if not self.registered else []:
+            raise ConfigError("would have no effect without `registered`", field=unused[0])
         if self.judge_model is not None and self.agent_rubric is None:
             raise ConfigError("would have no effect without `agent_rubric`", field="judge_model")
         if unused := self.changed("otlp_endpoint", "otlp_tenants") if self.otlp == "off" else []:
@@ -338,7 +338,7 @@ def _exporter(
 
 def _agents(settings: Serve) -> "dict[str, DeployedAgent]":
     """The deployed agents by name; one that has no champion is an error now."""
-    if not settings.agent:
+    if not settings.registered:
         return {}
     from assay.commands.deployed import deployed
 
@@ -352,13 +352,13 @@ def _agents(settings: Serve) -> "dict[str, DeployedAgent]":
             name, store=settings.store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s,
             replace_lms=settings.replace_lms, **judge,
         )
-        for name in settings.agent
+        for name in settings.registered
     }  # fmt: skip
 
 
 def _advancers(settings: Serve, agents: "Mapping[str, DeployedAgent]") -> "list[Advancer]":
     """Threads that advance the deployments of the agents; started."""
-    if not settings.agent or not settings.advance_s:
+    if not settings.registered or not settings.advance_s:
         return []
     from assay.commands.advancing import Advancer
 

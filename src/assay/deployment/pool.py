@@ -242,7 +242,7 @@ def write_pool(
 
 def _reasons(left_out: Mapping[str, int]) -> str:
     listed = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
-    return f"left out: {listed}" if listed else "it has no rollouts of assay.deployed or assay serve --agent"
+    return f"left out: {listed}" if listed else "it has no rollouts of assay.deployed or assay serve --registered"
 
 
 def _written(store: Store, run: "_Pool", rows: list[dict[str, Any]], report: PoolReport, out: Path) -> PoolReport:

@@ -2,7 +2,7 @@
 proof that its texts are in its requests."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from assay.evaluation import Progress
 from assay.models.limits import limited
 from assay.programs.foreign_agent import ForeignAgent, TextAgent, foreign_agent_in
 from assay.programs.loading import full_name
-from assay.programs.runners import AgentRunner, CallableRunner, RemoteRunner, runner_of
+from assay.programs.runners import AgentRunner, CallableRunner, CommandRunner, RemoteRunner, runner_of
 from assay.programs.texts import ChangedFile, TextFiles, apply_files, relative_path
 from assay.sources.artifact_files import TEXTS, verified
 from assay.sources.modules import qualified_name
@@ -28,16 +28,29 @@ if TYPE_CHECKING:
     from assay.jobs.job import Job
 
 REMOTE = "remote"  # the agent runs on machines that ask for tasks
+_MARKER = "assay: does this line reach the model?"
+_WHY = {
+    "gateway": "Check that the agent sends the text as its file has it (placeholders may be rendered), in one message "
+    "or tool definition, and to the address in OPENAI_BASE_URL",
+    "copy": "Check that the agent reads the file from its working directory or from beside its own code",
+    "task": "Check that the agent reads the text from task['texts'], or from the JSON file in ASSAY_TEXTS",
+}
 _SHOWN = 8  # tasks that show in which requests the texts of an agent are
 
 
 def program_or_agent(
-    agent: str | Callable[..., Any] | None, program: Any, *, texts: Sequence[str] = (), trains: bool = False
+    agent: str | Callable[..., Any] | None,
+    program: Any,
+    *,
+    texts: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    trains: bool = False,
 ) -> str | dspy.Module:
     """The program of a job: the given one, with the class in its name, or one that runs the agent.
 
     Args:
         texts: of the agent, as `AgentText.name`; the program then has them as its prompts.
+        options: further arguments of `TextAgent`.
         trains: the agent's model is in training.
     Raises:
         ConfigError: both were given, or neither; or the agent or a text cannot be loaded.
@@ -54,7 +67,10 @@ def program_or_agent(
         return ForeignAgent(name, runner, trains=trains)
     files = TextFiles(texts)
     fields = [{"name": text.name, "text": text.text, "is_value": text.is_value} for text in files.texts]
-    of_texts = TextAgent(name, fields, runner=runner)
+    options = dict(options or {})
+    if options.get("delivery") == "copy" and not isinstance(runner, CommandRunner):
+        raise ConfigError("must be gateway or task for an agent that is not a command", field="delivery")
+    of_texts = TextAgent(name, fields, runner=runner, **options)
     of_texts.host.files = files
     return of_texts
 
@@ -118,16 +134,18 @@ def find_texts(job: "Job") -> None:
         return
     tasks, learned = job.splits.val[:_SHOWN], program.host.learned
     names = [text["name"] for text in program.texts]
+    program.host.marker = "" if program.delivery == "gateway" else _MARKER
     with session.phase("preflight"), session.context(), limited(session.task_timeout):
         for task in tasks:
             if all(learned[name] for name in names):
                 break
             job.recorded.run(task)
+    program.host.marker = ""
     if missing := [name for name in names if not learned[name]]:
+        names_missing, others = ", ".join(map(repr, missing)), {"gateway", "copy", "task"} - {program.delivery}
         raise ConfigError(
-            f"{', '.join(map(repr, missing))} is in no request of the agent's first {counted(len(tasks), 'tasks')}. "
-            "Check that the agent sends the text as its file has it (placeholders may be rendered), in one message or "
-            "tool definition, and to the address in OPENAI_BASE_URL",
+            f"{names_missing} is in no request of the agent's first {counted(len(tasks), 'tasks')}. "
+            f"{_WHY[program.delivery]}, or take another `delivery` ({' or '.join(sorted(others))})",
             field="text",
         )
     program.roles = {name: sorted(learned[name]) for name in names}

@@ -220,7 +220,7 @@ def named(command: _Job) -> tuple[Any, dspy.LM | None, _Job]:
     """The program and the model of a command, and its settings with names in place of objects, see `resolve_model`."""
     program: Any
     if isinstance(command, AgentJob) and (command.agent is not None or command.program is None):
-        program = program_or_agent(command.agent, command.program, texts=command.texts)
+        program = program_or_agent(command.agent, command.program, texts=command.texts, options=command.delivered)
     else:
         program = resolve_program(command.program)
     lm, settings = resolve_model(program, command.lm, vars(command))

@@ -440,6 +440,11 @@ class AgentJob(AgentServing):
         """Texts of the agent that the job changes."""
         return ()
 
+    @property
+    def delivered(self) -> Mapping[str, Any]:
+        """How the agent gets its new texts, as arguments of `TextAgent`."""
+        return {}
+
     def check(self) -> None:
         names, why = ("agent_model", "agent_key", "agent_listen"), "without `agent`"
         if self.agent is not None:
@@ -450,10 +455,10 @@ class AgentJob(AgentServing):
                 raise ConfigError(f"would have no effect {why}", field=name)
 
     @classmethod
-    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """What the project file sets; its agent is not for a program that was given, nor its program for an agent."""
         other = "agent" if "program" in given else "program" if "agent" in given else ""
-        return super().of_file({name: value for name, value in stored.items() if name != other}, given)
+        return dict(super().of_file({name: value for name, value in stored.items() if name != other}, given))
 
 
 class StagedJob(ProgramJob):

@@ -16,9 +16,10 @@ from assay.errors import ConfigError, ProgramError
 from assay.models.limits import OverTime, given_up
 from assay.models.lm import LanguageModel
 from assay.programs.runners import AgentRunner, AgentTask, RemoteRunner, RunnerLost, runner_of
-from assay.programs.texts import TextFiles
+from assay.programs.texts import LEAST_CHARACTERS, TextFiles
 from assay.programs.wrapping import as_prediction
 from assay.support.numbers import counted
+from assay.support.placeholders import placeholders_in
 from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 from assay.traces import Rollout
@@ -39,6 +40,7 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
 
     Attributes:
         files: of its texts, if they are read from files.
+        marker: a line that is added to each text while it is tried whether they reach the model.
         learned: roles of the requests in which each text was found while `TextAgent.roles` were not known.
     """
 
@@ -48,6 +50,7 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         self.gateway: AgentGateway | None = None  # set while something is run
         self.counts, self.other_models = Counter[str](), set[str]()
         self.files: TextFiles | None = None
+        self.marker = ""
         self.learned: dict[str, set[str]] = defaultdict(set)
         self.reached = threading.Event()  # the agent has called the model once
 
@@ -64,11 +67,19 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
     def forward(self, **inputs: Any) -> Any:
         return self.run(inputs)
 
-    def run(self, inputs: Mapping[str, Any], texts: "TextSwap | None" = None) -> Any:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        swap: "TextSwap | None" = None,
+        *,
+        texts: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> Any:
         """The agent's answer to a task, in the open rollout.
 
         Args:
-            texts: replaced in its requests.
+            swap: texts that are replaced in its requests.
+            texts, files: as of `AgentTask`.
         Raises:
             AgentFailed: the agent gave no answer.
             RunnerLost: the process that ran it is gone.
@@ -84,11 +95,12 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
                 "assay.compile or assay.train"
             )
         kind = PolicyUpstream if self._trains else ModelUpstream
-        upstream = kind(lm, rollout.sample, accepts=self.gateway.accepts, texts=texts)
+        upstream = kind(lm, rollout.sample, accepts=self.gateway.accepts, texts=swap)
         with self.gateway.opened(rollout, upstream) as opened:
             task = AgentTask(
                 id=rollout.task_id, rollout=rollout.id, inputs=dict(inputs), model=lm.model,
-                base_url=opened.base_url, api_key=opened.api_key,
+                base_url=opened.base_url, api_key=opened.api_key, texts=None if texts is None else dict(texts),
+                files=files,
             )  # fmt: skip
             try:
                 answer = self._run(task, opened)
@@ -167,6 +179,9 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
     Args:
         agent: the name of the agent, as for `runner_of`.
         texts: of the agent: `name`, `text` as its file has it, and `is_value` as in `AgentText`.
+        delivery: how the agent gets new texts. `gateway`: they are replaced in its requests; `copy`: it is a command
+            and runs in a copy of the working directory with them; `task`: it reads them from its task.
+        most_tokens: of a text, see `assay.optimizers.prompts.proposals.InstructionCheck.limit_of`.
         roles: of the messages in which each text may be replaced, see `assay.traces.gateway.texts`; None: in all.
         runner: as of `ForeignAgent`.
     """
@@ -175,11 +190,14 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         self,
         agent: str,
         texts: Sequence[Mapping[str, Any]],
+        delivery: str = "gateway",
+        most_tokens: int = 2000,
         roles: Mapping[str, Sequence[str]] | None = None,
         runner: AgentRunner | None = None,
     ) -> None:
         super().__init__()
-        self.agent, self.texts, self.roles = agent, [dict(text) for text in texts], roles
+        self.agent, self.texts, self.delivery, self.roles = agent, [dict(text) for text in texts], delivery, roles
+        self.most_tokens = most_tokens
         self.host = ForeignAgent(agent, runner)
         for text in self.texts:
             setattr(self, text["name"], dspy.Predict(dspy.Signature("task -> answer", text["text"])))
@@ -193,11 +211,10 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
     def forward(self, **inputs: Any) -> dspy.Prediction:
         from assay.traces.gateway.texts import TextSwap
 
-        roles = None if self.roles is None else {name: frozenset(known) for name, known in self.roles.items()}
-        swap = TextSwap(self.new_texts(), roles)
+        swap = TextSwap(self._watched() if self._is_read else self.new_texts(), self._known_roles())
         output: dict[str, Any] = {}
         try:
-            prediction = as_prediction(self.host.run(inputs, swap))
+            prediction = as_prediction(self.host.run(inputs, swap, **self._read()))
             output = dict(prediction.items())
             return prediction
         except Exception as error:
@@ -213,7 +230,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
             return
         self.host.counts["runs with texts"] += 1
         self.host.counts["without texts"] += not swap.seen
-        for name, roles in swap.seen.items() if self.roles is None else ():
+        for name, roles in swap.seen.items() if self.roles is None and (self.host.marker or not self._is_read) else ():
             self.host.learned[name] |= roles
         tools = [tool for call in rollout.transitions for tool in call.tools]
         called = [f"{tool.name}({value_text(tool.arguments)}): {tool.result or tool.error or ''}" for tool in tools]
@@ -221,6 +238,46 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         for name, predictor in self.named_predictors() if trace is not None else ():
             if name in swap.seen:
                 trace.append((predictor, dict(inputs), dspy.Prediction(**shown)))
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether the agent reads the new texts itself."""
+        return self.delivery != "gateway"
+
+    def _known_roles(self) -> dict[str, frozenset[str]] | None:
+        if self.roles is None or self._is_read:
+            return None
+        return {name: frozenset(known) for name, known in self.roles.items()}
+
+    def _read(self) -> dict[str, Any]:
+        """What an agent that reads its texts itself gets, as arguments of `ForeignAgent.run`."""
+        if not self._is_read:
+            return {}
+        marked = {name: text + (f"\n\n{self.host.marker}" if self.host.marker else "") for name, text in self._now()}
+        if self.delivery == "task":
+            return {"texts": marked}
+        if self.host.files is None:
+            raise ConfigError(
+                f"the files of {self.agent!r} were read by another process: compile it here, or use delivery gateway"
+            )
+        changed = self.host.files.with_texts(marked)
+        return {"files": {str(file.path): file.after.decode("utf-8") for file in changed}}
+
+    def _now(self) -> list[tuple[str, str]]:
+        """The present texts with their examples, by name."""
+        return [(name, text + self.examples_of(name)) for name, (_, text) in self.changes().items()]
+
+    def _watched(self) -> "list[NewText]":
+        """The lines by which a text that the agent reads itself is recognised: the marker, else those that are new."""
+        from assay.traces.gateway.texts import NewText
+
+        watched = []
+        for (name, (own, _)), (_, now) in zip(self.changes().items(), self._now(), strict=True):
+            lines = [line.strip() for line in now.splitlines() if len(line.strip()) >= LEAST_CHARACTERS]
+            lines = [line for line in lines if line not in own] or lines
+            for line in [self.host.marker] if self.host.marker else lines:
+                watched.append(NewText(name=name, before=line, after=line))
+        return watched
 
     def new_texts(self) -> "list[NewText]":
         """The texts as the agent is to send them."""
@@ -240,14 +297,17 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         return changes
 
     def examples_of(self, name: str) -> str:
-        """The section with examples that is added to a text; empty without any."""
-        demos = dict(self.named_predictors())[name].demos
-        return "".join(["\n\n## Examples", *(f"\n\n{example_text(demo)}" for demo in demos)]) if demos else ""
+        """The section with examples that is added to a text; empty without any. A template gets no example with a
+        brace or a placeholder, which it would read as its own."""
+        predictor = dict(self.named_predictors())[name]
+        examples = [example_text(demo) for demo in predictor.demos]
+        if placeholders_in(predictor.signature.instructions):
+            examples = [text for text in examples if not placeholders_in(text) and not {"{", "}"} & set(text)]
+        return "\n\n".join(["", "## Examples", *examples]) if examples else ""
 
     def whole_texts(self) -> dict[str, str]:
         """The texts that are not the agent's own, with their examples, by name."""
-        whole = {name: (own, text + self.examples_of(name)) for name, (own, text) in self.changes().items()}
-        return {name: text for name, (own, text) in whole.items() if text != own}
+        return {name: text for name, text in self._now() if text != self.changes()[name][0]}
 
 
 def example_text(demo: Mapping[str, Any]) -> str:

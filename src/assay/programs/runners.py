@@ -20,14 +20,15 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import urlsplit
 
 from assay.errors import AssayError, ConfigError, NoJsonForm
+from assay.programs.copies import FolderCopies
 from assay.programs.wrapping import as_prediction
 from assay.sources.modules import attribute_of
 from assay.support.awaited import completed
@@ -94,6 +95,8 @@ class AgentTask:
         rollout: id of this run.
         base_url: OpenAI's base URL, with `/v1`.
         api_key: valid for this run only.
+        texts: for an agent that reads them from its task, by name; None for any other.
+        files: contents of files, by path, for an agent that runs in a copy of its folder; not told to the agent.
     """
 
     id: str
@@ -102,10 +105,13 @@ class AgentTask:
     model: str
     base_url: str
     api_key: str
+    texts: dict[str, str] | None = None
+    files: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document on the agent's standard input, and the argument of a callable."""
-        return dict(vars(self))
+        left_out = {"files", *(["texts"] if self.texts is None else [])}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def to_json(self) -> bytes:
         """`to_dict` as JSON."""
@@ -244,12 +250,19 @@ class CommandRunner:
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
+        self._copies: FolderCopies | None = None
+        self._lock = threading.Lock()
 
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
-        with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, StandardError() as err:
+        with (
+            tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, StandardError() as err,
+            _texts_file(task.texts) as variables,
+        ):  # fmt: skip
             task_file.write(task.to_json())
             task_file.seek(0)
-            code = self._exit_code(self._start(task.environment(), task_file, out, err.file), out, check)
+            words, folder = self._placed(task.files)
+            process = self._start(words, folder, {**task.environment(), **variables}, task_file, out, err.file)
+            code = self._exit_code(process, out, check)
             stderr = err.tail()
             if code < 0:
                 raise RunnerLost(f"the agent's process was killed by {_signal_name(-code)}; it said: {stderr!r}")
@@ -258,13 +271,24 @@ class CommandRunner:
             out.seek(0)
             return answer_of_output(out.read(MOST_BYTES + 1))
 
+    def _placed(self, files: Mapping[str, str] | None) -> tuple[list[str], Path | None]:
+        """The command and its working directory: a copy of this one, if the task has files."""
+        if files is None:
+            return self.words, None
+        with self._lock:
+            self._copies = self._copies or FolderCopies()
+        copy = self._copies.of(files)
+        return self._copies.moved(self.words, copy), copy
+
     def _start(
-        self, variables: Mapping[str, str], task_file: BinaryIO, out: BinaryIO, err: BinaryIO
-    ) -> "subprocess.Popen[bytes]":
+        self, words: list[str], folder: Path | None, variables: Mapping[str, str], task_file: BinaryIO, out: BinaryIO,
+        err: BinaryIO,
+    ) -> "subprocess.Popen[bytes]":  # fmt: skip
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         try:
             return subprocess.Popen(
-                self.words,
+                words,
+                cwd=folder,
                 stdin=task_file,
                 stdout=out,
                 stderr=err,
@@ -288,6 +312,18 @@ class CommandRunner:
                     raise AgentFailed(TOO_MUCH)
         finally:
             kill_group(process)
+
+
+@contextmanager
+def _texts_file(texts: Mapping[str, str] | None) -> Iterator[dict[str, str]]:
+    """The variable with a file that has the texts as a JSON object, if there are any."""
+    if texts is None:
+        yield {}
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="assay-texts-", encoding="utf-8") as file:
+        file.write(json_text(dict(texts)))
+        file.flush()
+        yield {"ASSAY_TEXTS": file.name}
 
 
 def _signal_name(number: int) -> str:

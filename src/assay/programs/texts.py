@@ -249,7 +249,7 @@ class _Value(_Place):
     def _scalars(self, source: str, value: str) -> Iterator[str]:
         """The value as it may be written, the best form first."""
         body, ends = value.rstrip("\n"), len(value) - len(value.rstrip("\n"))
-        if self.node.style in ("|", ">") and ends < 2:
+        if getattr(self.node, "style", None) in ("|", ">") and ends < 2:
             indicator = "2" if body[:1] in (" ", "\n") else ""
             lines = [" " * (self.indent + 2) + line if line else "" for line in body.split("\n")]
             yield ("\r\n" if "\r\n" in source else "\n").join([f"|{indicator}{'' if ends else '-'}", *lines])

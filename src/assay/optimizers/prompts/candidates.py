@@ -5,16 +5,18 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import eq
 from typing import Any
 
 import dspy
 import numpy as np
 
+from assay.datasets import Task
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.session import RecordedProgram, acting_parameters
 from assay.evaluation.statistics import differences_of, mean_difference
 from assay.optimizers.parameters.space import Space
-from assay.optimizers.prompts.demonstrations import Demonstration, pool_of, select, with_demos
+from assay.optimizers.prompts.demonstrations import Demonstration, Run, pool_of, select, with_demos
 from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
@@ -155,6 +157,7 @@ class Candidate:
     dropped: str = ""
     spec: CandidateSpec = field(default_factory=CandidateSpec)
     expected: float | None = None  # by the surrogate
+    why: Sequence[str] = ()  # its instructions were proposed
 
     @property
     def mean(self) -> float:
@@ -195,6 +198,7 @@ class Candidate:
             "version": self.version,
             "settings": self.student.settings,
             "instructions": {name: text for name, text in self.instructions().items() if known.get(name) != text},
+            "why": list(self.why),
         }
 
 
@@ -269,6 +273,10 @@ class SearchSpace:
         pool: demonstrations, from labels or from successful runs.
         adapters: prompt formats worth trying, the program's own first.
         most: demonstrations shown at most.
+        reasons: why each of the instructions was proposed.
+        failures: failed runs on train, from which the texts of an agent are improved.
+        train: the tasks that they are improved on.
+        threshold: score from which a run is a success.
     """
 
     student: RecordedProgram
@@ -279,6 +287,10 @@ class SearchSpace:
     instructions: list[dict[str, str]] = field(
         default_factory=lambda: [{}]
     )  # by predictor; those left out stay as they are
+    reasons: list[tuple[str, ...]] = field(default_factory=lambda: [()])
+    failures: Sequence[Run] = ()
+    train: Sequence[Task] = ()
+    threshold: float = 0.8
 
     def __post_init__(self) -> None:
         parameters = self.student.settings["parameters"]
@@ -415,7 +427,7 @@ class SearchSpace:
 
     def kernel(self, specs: Sequence[CandidateSpec]) -> np.ndarray:
         """Prior covariance of the specs' qualities, see `assay.optimizers.prompts.candidates`."""
-        return kernel(specs, self.program_parameters)
+        return kernel(specs, self.program_parameters, self.instructions)
 
 
 def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
@@ -428,14 +440,20 @@ _DEMONSTRATIONS, _FORMAT, _INSTRUCTION, _PARAMETERS, _INTERACTION, _DRAW = 0.12,
 _THINKING = 0.04
 
 
-def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, float]) -> np.ndarray:
+def kernel(
+    specs: Sequence[CandidateSpec],
+    program_parameters: Mapping[str, float],
+    instructions: Sequence[Mapping[str, str]] = (),
+) -> np.ndarray:
     """Prior covariance of the candidates' mean scores, of shape (specs, specs).
 
     A sum of terms for demonstrations, format, instruction and parameters, one for their interaction, and one for the
-    random choice of the demonstrations.
+    random choice of the demonstrations. The term for the instruction is a mean over the predictors: scores of a
+    candidate inform about those that share a text with it.
 
     Args:
         program_parameters: the program's own parameters, for specs that leave them as they are.
+        instructions: of the specs, by predictor.
     """
     space = Space(programs=["p"], acting={"p": list(_VALUES)})
 
@@ -453,12 +471,21 @@ def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, floa
     return np.asarray(
         _DEMONSTRATIONS**2 * demonstrations
         + _FORMAT**2 * formats
-        + _INSTRUCTION**2 * texts
+        + _INSTRUCTION**2 * (_shared_texts(specs, instructions) if instructions else texts)
         + (_THINKING**2 * equal([spec.thinking for spec in specs]) if any(spec.thinking for spec in specs) else 0.0)
         + _PARAMETERS**2 * similarity.mean(axis=2) * len(program_parameters) ** 0.5
         + _INTERACTION**2 * demonstrations * formats * texts * similarity.prod(axis=2)
         + _DRAW**2 * equal(list(specs))
     )
+
+
+def _shared_texts(specs: Sequence[CandidateSpec], instructions: Sequence[Mapping[str, str]]) -> np.ndarray:
+    """Share of the predictors that have the same instruction, of those that have several."""
+    names = list(dict.fromkeys(name for texts in instructions for name in texts))
+    versions = [[instructions[spec.instruction].get(name) for name in names] for spec in specs]
+    if not names:
+        return np.ones((len(specs), len(specs)))
+    return np.array([[sum(map(eq, a, b)) / len(names) for b in versions] for a in versions])
 
 
 def _places(spec: CandidateSpec, program_parameters: Mapping[str, float], space: Space) -> list[float]:

@@ -78,6 +78,7 @@ class Exploration:
     teacher: RecordedProgram | None = None
     variants: list[dict[str, Any]] = field(default_factory=list)
     overridden: bool = False  # whether the program sets its own prompt format
+    failures: list[Run] = field(default_factory=list)  # scored runs without success
 
     @property
     def prompt_format(self) -> str | None:
@@ -169,6 +170,8 @@ def explore(
                 if not run.scored.scored:
                     continue  # unscored is neither a success nor a failure
                 success = _success_of(variant, task, attempt, (run, steps), session, threshold)
+                if success is None:
+                    exploration.failures.append((run, steps))
                 if success is not None:
                     successes[task.id] = success
                     advance(1)
@@ -235,26 +238,34 @@ def _enough(successes: Collection[Demonstration], target: int) -> bool:
 
 
 def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
-    names = {id(predictor): name for name, predictor in variant.student.program.named_predictors()}
-
     def run_task(item: tuple[Task, int]) -> Run:
         task, attempt = item
         student = variant.student
         guide = {GUIDE: dict(task.expected)} if variant.guided else {}
-        with session.context(), dspy.context(trace=[], **guide):
+        with dspy.context(**guide):
             if attempt:
                 student = RecordedProgram(
                     copy.copy(student.program), session, prompt_format=student.prompt_format, sample=attempt
                 )
                 student.set_parameters(_temperature(student, _HOT))
-            run = student.run(task)
-            trace = list(dspy.settings.trace)
-        steps = tuple(
-            (names[id(p)], dict(inputs), dict(output.items())) for p, inputs, output in trace if id(p) in names
-        )
-        return run, steps
+            return _traced(student, task, session)
 
     return in_order(lambda index: run_task(batch[index]), len(batch), threads=session.threads)
+
+
+def traced_runs(student: RecordedProgram, tasks: Sequence[Task], session: Session) -> list[Run]:
+    """Scored runs of a program with the calls of its predictors."""
+    return in_order(lambda index: _traced(student, tasks[index], session), len(tasks), threads=session.threads)
+
+
+def _traced(student: RecordedProgram, task: Task, session: Session) -> Run:
+    names = {id(predictor): name for name, predictor in student.program.named_predictors()}
+    with session.context(), dspy.context(trace=[]):
+        run = student.run(task)
+        trace = list(dspy.settings.trace)
+    return run, tuple(
+        (names[id(p)], dict(inputs), dict(output.items())) for p, inputs, output in trace if id(p) in names
+    )
 
 
 def shape(text: Any) -> str:

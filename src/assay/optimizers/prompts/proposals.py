@@ -5,8 +5,9 @@ Does not call a model.
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
@@ -14,6 +15,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.datasets import Task
 from assay.datasets.keys import overlap
+from assay.datasets.memorised import memorised
 from assay.errors import StopRun
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import count_tokens
@@ -25,6 +27,7 @@ from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 
 MOST_TOKENS = 2000  # of an instruction: more is paid for in every call
+_GROWTH = 300  # tokens that an agent's text may have more than its own
 _COPIED = 0.1  # share of an instruction's runs of words in training tasks from which it is reported
 _TAIL = 60  # characters at the end of an answer that was cut off
 _PAIRS = {")": "(", "]": "[", "}": "{"}
@@ -93,6 +96,7 @@ class InstructionCheck:
     def __init__(self, original: dspy.Module, lm: Any = None) -> None:
         self.before = {name: p.signature.instructions for name, p in original.named_predictors()}
         self.of_agent = isinstance(original, TextAgent)
+        self._most = original.most_tokens if isinstance(original, TextAgent) else MOST_TOKENS
         self.lm, self.cut = lm, list[str]()
         self.rejected: list[tuple[int, str]] = []
 
@@ -138,16 +142,27 @@ class InstructionCheck:
             return refused
         if (tokens := count_tokens(self.lm, text)) > most_tokens:
             return f"long: it has {tokens} tokens, more than {most_tokens}, and each call pays for them"
+        if len(known := memorised(text, sources, before=before)):
+            return f"copied: words of {len(known)} training tasks stand next to their answers: it has memorised them"
         if (share := overlap(text, _texts(sources), before=before)) >= _COPIED:
             return f"copied: {share:.0%} of its word sequences occur in training tasks: it may have memorised them"
         return None
+
+    def limit_of(self, name: str) -> int:
+        """The most tokens of an instruction of a predictor: of an agent's text 300 more than its own or twice as many,
+        at most `most_tokens` unless its own has more."""
+        if not self.of_agent:
+            return self._most
+        own = count_tokens(self.lm, self.before[name])
+        return max(own, min(self._most, max(own + _GROWTH, 2 * own)))
 
     def refuses(self, program: Any) -> bool:
         """Whether one of a program's instructions is rejected."""
         inner = getattr(program, "program", program)
         return any(
-            self.why(p.signature.instructions, self.before.get(name, "")) is not None
+            self.why(p.signature.instructions, before, most_tokens=self.limit_of(name)) is not None
             for name, p in inner.named_predictors()
+            if (before := self.before.get(name)) is not None
         )
 
     def checked(self, program: dspy.Module, tasks: Sequence[Task]) -> list[str]:
@@ -161,12 +176,20 @@ class InstructionCheck:
         rejected, copied = list[str](), list[str]()
         for name, predictor in program.named_predictors():
             text, before = predictor.signature.instructions, self.before.get(name, "")
-            if (why := self.why(text, before)) is not None and name in self.before:
+            if (why := self.why(text, before, most_tokens=self.limit_of(name))) is not None and name in self.before:
                 predictor.signature = predictor.signature.with_instructions(before)
                 rejected.append(f"the proposed instruction of {name} was rejected ({why}); it keeps its own")
             elif (why := self.why(text, before, sources=tasks)) is not None:
                 copied.append(f"instruction of {name}: {why.partition(': ')[2]}")
         return rejected + copied
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """Instructions that a model proposed, by predictor, and why."""
+
+    texts: Mapping[str, str]
+    why: tuple[str, ...] = ()
 
 
 # -- Instructions that a model proposes for one predictor, from training examples.
@@ -195,8 +218,8 @@ def propose_instruction(
     *,
     number: int,
     instruction_check: InstructionCheck,
-) -> dict[str, str] | None:
-    """One proposal, by predictor; None where the model gave nothing usable. It costs one call.
+) -> Proposed | None:
+    """One proposal; None where the model gave nothing usable. It costs one call.
 
     Args:
         instruction_check: checks the proposal and counts it if it is rejected.
@@ -227,7 +250,7 @@ def propose_instruction(
     reason = instruction_check.why(text, before, sources=[d.task for d in drawn], most_tokens=_MOST_TOKENS)
     if reason is not None:
         instruction_check.rejected.append((number, reason.partition(":")[0]))
-    return {name: text} if reason is None and text != before else None
+    return Proposed({name: text}) if reason is None and text != before else None
 
 
 def _format_fields(values: Any) -> str:

@@ -36,10 +36,11 @@ from assay.optimizers.prompts.candidates import (
     searched_program,
     with_models_of,
 )
-from assay.optimizers.prompts.demonstrations import Demonstration, explore
+from assay.optimizers.prompts.demonstrations import Demonstration, Exploration, Run, explore
+from assay.optimizers.prompts.edits import Parent, propose_text
 from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.named import Proposal
-from assay.optimizers.prompts.proposals import InstructionCheck, propose_instruction
+from assay.optimizers.prompts.proposals import InstructionCheck, Proposed, propose_instruction
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, named_val, propose
 from assay.optimizers.settings import CompileConfig
 from assay.programs import program_version
@@ -111,11 +112,11 @@ class AutoSearch:
     def run(self) -> None:
         """Runs until the budget, the val tasks or the stopping rule ends it."""
         self._budget, self._spent_before = self.session.meter.search_calls_left(), self._spent()
-        self._add_instructions(self._proposed(self._numbers(_PROPOSALS)))
+        self._add_instructions(self._proposed(self._numbers(_PROPOSALS), self._parent()))
         self.begin()
         size = self._size()
         while pairs := self._drawn(size):
-            proposing = in_background(partial(self._proposed, self._numbers(1)))
+            proposing = in_background(partial(self._proposed, self._numbers(1), self._parent()))
             continues = self.evaluate_round(pairs)
             self._add_instructions(proposing())
             if not continues:
@@ -200,7 +201,8 @@ class AutoSearch:
         self.evaluate_round([(candidate, task) for candidate in self.candidates for task in first][: max(fit, 1)])
 
     def _add(self, spec: CandidateSpec) -> Candidate:
-        candidate = Candidate(spec.name, self.space.build(spec), spec=spec)
+        why = self.space.reasons[spec.instruction]
+        candidate = Candidate(spec.name, self.space.build(spec), spec=spec, why=why)
         self.candidates.append(candidate)
         return candidate
 
@@ -341,8 +343,11 @@ class AutoSearch:
             f"after {count} runs of {len(self.candidates)} candidates, best: {best.name}, {score} on {tasks}"
         )
 
-    def _add_instructions(self, proposed: Sequence[dict[str, str]]) -> None:
-        self.space.instructions += [text for text in proposed if text not in self.space.instructions]
+    def _add_instructions(self, proposed: Sequence[Proposed]) -> None:
+        for one in proposed:
+            if one.texts not in self.space.instructions:
+                self.space.instructions.append(dict(one.texts))
+                self.space.reasons.append(one.why)
 
     def _numbers(self, count: int) -> list[int]:
         """The numbers of the next proposals, at most `count`: they take a small share of the calls that are left."""
@@ -355,23 +360,35 @@ class AutoSearch:
         self._proposals += len(numbers)
         return numbers
 
-    def _proposed(self, numbers: Sequence[int]) -> list[dict[str, str]]:
+    def _proposed(self, numbers: Sequence[int], parent: Parent | None = None) -> list[Proposed]:
         """Proposes instructions concurrently; empty if a cap is reached."""
 
-        def propose(number: int) -> dict[str, str] | None:
-            return propose_instruction(
-                self.space.student,
-                self.space.pool,
-                self.session,
-                number=number,
-                instruction_check=self.instruction_check,
-            )
+        def propose(number: int) -> Proposed | None:
+            if parent is None:
+                return propose_instruction(
+                    self.space.student, self.space.pool, self.session, number=number,
+                    instruction_check=self.instruction_check,
+                )  # fmt: skip
+            return propose_text(
+                parent, self.space.train, self.session, number=number, check=self.instruction_check,
+                threshold=self.space.threshold,
+            )  # fmt: skip
 
         try:
             proposals = in_order(lambda index: propose(numbers[index]), len(numbers), threads=len(numbers))
         except BudgetExceeded:
             return []
-        return [text for text in proposals if text is not None]
+        return [one for one in proposals if one is not None]
+
+    def _parent(self) -> Parent | None:
+        """What the next version of an agent's texts is made from; None for a program."""
+        space = self.space
+        if not isinstance(space.student.program, TextAgent):
+            return None
+        if not len(self.candidates[0].evaluation):  # before the first runs on val
+            return Parent(student=space.student, texts={}, failures=space.failures)
+        best = self.best()
+        return Parent(student=best.student, texts=space.instructions[best.spec.instruction])
 
 
 # -- Search.
@@ -585,11 +602,14 @@ class PromptSearch:
         them."""
         calls_left = self.session.meter.search_calls_left()
         prompt_formats = auto_prompt_formats(self.student, calls_left)
-        pool = self._labels()
+        pool, failures = self._labels(), list[Run]()
         if not pool or not self._labels_suffice():
-            explored, prompt_formats = self._explored(prompt_formats, calls_left)
-            pool = explored or pool
-        space = SearchSpace(self.student, pool, prompt_formats, most=self.config.demos, seed=self.session.seed)
+            exploration, prompt_formats = self._explored(prompt_formats, calls_left)
+            pool, failures = exploration.demonstrations or pool, exploration.failures
+        space = SearchSpace(
+            self.student, pool, prompt_formats, most=self.config.demos, seed=self.session.seed, failures=failures,
+            train=self.splits.train, threshold=self.config.threshold,
+        )  # fmt: skip
         auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.instruction_check, self._save)
         self.candidates, self._best = auto.candidates, lambda margin: auto.best(token_margin=margin)
         auto.run()
@@ -603,10 +623,8 @@ class PromptSearch:
         names = self._labelled()
         return [Demonstration.of_label(task, names) for task in self.splits.train if task.expected and names]
 
-    def _explored(
-        self, prompt_formats: list[str | None], calls_left: float
-    ) -> tuple[list[Demonstration], list[str | None]]:
-        """Successful runs of the program's variants on train, and the prompt formats by success rate, best first."""
+    def _explored(self, prompt_formats: list[str | None], calls_left: float) -> tuple[Exploration, list[str | None]]:
+        """Runs of the program's variants on train, and the prompt formats by success rate, best first."""
         session = self.session
         exploration = explore(
             self.student,
@@ -623,7 +641,7 @@ class PromptSearch:
             prompt_formats = prompt_formats[:1]
         first = exploration.prompt_format if exploration.teacher is not None else prompt_formats[0]
         session.progress.say(f"explored: {len(exploration.demonstrations)} successes to learn from")
-        return exploration.demonstrations, [
+        return exploration, [
             first,
             *(name for name in prompt_formats if name != first and not exploration.behind(name)),
         ]

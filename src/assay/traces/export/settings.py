@@ -417,7 +417,7 @@ class Rewarded(Settings):
 
     min_quality: Share = 0.8
     """Minimum rating or score of a good rollout."""
-    agents: Annotated[Sequence[str], Flag(name="--agent")] = ()
+    agents: Annotated[Sequence[str], Flag(name="--only-agent")] = ()
     """Only LM calls of this agent, by the name that the program gave it; repeatable."""
 
 

@@ -287,7 +287,11 @@ class AgentRoutes:
         """POST /agents/NAME: `{"inputs": {…}, "unit": …}`; returns outputs, rollout and version."""
         name = request.match_info["agent"]
         if name not in self.agents:
-            hint = f"Did you mean {near!r}?" if (near := nearest(name, self.agents)) else "Start it with --agent NAME."
+            hint = (
+                f"Did you mean {near!r}?"
+                if (near := nearest(name, self.agents))
+                else "Start it with --registered NAME."
+            )
             raise web.HTTPNotFound(reason=f"no agent {name[:80]!r} is served here. {hint}".replace("\n", " "))
         body = json_body(await self.connections.body(request))
         inputs = body.pop("inputs", None)

@@ -1,0 +1,93 @@
+"""Copies of the working directory with other texts, in which a command runs: it reads the texts from its own files.
+
+Files are copied, not linked: Node's `import.meta.url` and Python's `Path(__file__).resolve()` would lead from a link to
+the original. Only folders of dependencies are linked.
+"""
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from assay.errors import ConfigError
+from assay.support.values import digest_of
+
+_LINKED = frozenset(("node_modules", ".venv", "venv", "site-packages", "vendor"))
+_LEFT_OUT = frozenset((".git", ".assay", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"))
+_MOST_BYTES = 512 << 20  # of a copy
+
+
+class FolderCopies:
+    """Copies of a folder, one for each set of texts. They are removed with this object.
+
+    Args:
+        root: the folder; by default the working directory.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = (root or Path.cwd()).resolve()
+        self._scratch = tempfile.TemporaryDirectory(prefix="assay-copies-")
+        self._made: dict[str, Path] = {}
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: object) -> "FolderCopies":
+        return self
+
+    def of(self, files: Mapping[str, str]) -> Path:
+        """The copy with these contents of files.
+
+        Args:
+            files: path -> content.
+        Raises:
+            ConfigError: a file is outside of the folder, or the folder is too large to be copied.
+        """
+        key = digest_of(dict(files))
+        with self._lock:
+            if key not in self._made:
+                place = Path(self._scratch.name) / key[:16]
+                self._copy(place)
+                for name, content in files.items():
+                    (place / self._inside(name)).write_bytes(content.encode("utf-8"))
+                self._made[key] = place
+            return self._made[key]
+
+    def moved(self, words: Sequence[str], copy: Path) -> list[str]:
+        """The words of a command with the absolute paths in the folder as those of the copy."""
+        return [
+            str(copy / Path(word).relative_to(self.root))
+            if Path(word).is_absolute() and Path(word).is_relative_to(self.root)
+            else word
+            for word in words
+        ]
+
+    def _inside(self, name: str) -> Path:
+        path = Path(name).resolve()
+        if not path.is_relative_to(self.root):
+            raise ConfigError(
+                f"{name} is outside of {self.root}, which is copied: run this in a folder that has the agent and its "
+                "texts",
+                field="delivery",
+            )
+        return path.relative_to(self.root)
+
+    def _copy(self, place: Path) -> None:
+        linked, size = list[Path](), 0
+
+        def left_out(folder: str, names: Sequence[str]) -> set[str]:
+            nonlocal size
+            linked.extend(Path(folder) / name for name in names if name in _LINKED)
+            out = {name for name in names if name in _LINKED or name in _LEFT_OUT}
+            files = (Path(folder) / name for name in names if name not in out)
+            size += sum(path.stat().st_size for path in files if path.is_file())
+            if size > _MOST_BYTES:
+                raise ConfigError(
+                    f"copies {self.root}, which has more than {_MOST_BYTES >> 20} MiB: run this in a smaller folder",
+                    field="delivery",
+                )
+            return out
+
+        shutil.copytree(self.root, place, symlinks=True, ignore=left_out)
+        for folder in linked:
+            os.symlink(folder, place / folder.relative_to(self.root))
