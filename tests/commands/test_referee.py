@@ -214,12 +214,14 @@ def test_without_a_promotion_the_test_stays_sealed(place: Path) -> None:
     assert "not protected" in page.read_text()
 
 
-def test_a_command_is_run_in_the_copy(place: Path) -> None:
-    opened(place, agent=f"{sys.executable} agent.py", sizes={"val": 12, "gate": 12, "test": 12})
+@pytest.mark.parametrize("delivery", ["gateway", "copy"])
+def test_a_command_is_run_in_the_copy(place: Path, delivery: str) -> None:
+    sizes = {"val": 12, "gate": 12, "test": 12}
+    opened(place, agent=f"{sys.executable} agent.py", sizes=sizes, delivery=delivery)
     Path("agent.py").write_text("raise SystemExit('the copy was not run')")
     with serving(place) as referee:
-        assert referee.score({})["unscored"] == 0
-        assert referee.score({})["score"] > 0
+        scored = referee.score(texts(BETTER))
+        assert (scored["unscored"], scored["score"] > scored["champion"] > 0) == (0, True)
 
 
 # -- cheats
@@ -344,8 +346,8 @@ def test_answers_that_are_not_scored_count_as_the_worst_in_the_bound(place: Path
     ("text", "rule"),
     [
         ("Add the numbers and write the answer only.", "placeholder: "),
-        ("", "empty"),
-        (f"{OWN} {'word ' * 2000}", "long: "),
+        ("", "truncated: it is empty"),
+        (f"{OWN} {'word ' * 2000}.", "long: "),
         (f"{OWN}\n```\ncode\n```", "code: "),
         (f" {OWN} ", "repeated: these texts are the champion's"),
     ],
@@ -388,6 +390,7 @@ def test_a_gate_that_cannot_promote_is_refused_and_a_small_one_is_warned_of(plac
         ({"agent": "agent:solve"}, "write path/file.py:FUNCTION"),
         ({"agent": "other.py:solve"}, "write path/file.py:FUNCTION"),
         ({"looks": 101}, "at most 100"),
+        ({"delivery": "copy"}, "not a command"),
         ({"workspace": "nowhere"}, "is not a folder"),
         ({"out": "."}, "already exists"),
     ],

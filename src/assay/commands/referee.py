@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from assay.commands.groups import InStore, NoJson, Output, Reported, Trusting, WithPage
 from assay.errors import ConfigError, DataError, MissingExtra
@@ -85,11 +85,13 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
     resume: ClassVar[bool] = False  # type: ignore[misc]
 
     agent: Annotated[str, Flag(metavar="AGENT", key=False)]
-    """Agent: a command, or path/file.py:FUNCTION. It calls the model at OPENAI_BASE_URL; the texts are replaced in its
-    requests."""
+    """Agent: a command, or path/file.py:FUNCTION. It calls the model at OPENAI_BASE_URL."""
     text: Annotated[Sequence[str], Flag(metavar="FILE[#SECTION]", key=False)]
     """Text that may be improved: a file, a section between markers (FILE#NAME) or a value of a JSON or YAML file
     (FILE#/pointer); repeatable."""
+    delivery: Literal["gateway", "copy", "task"] = "gateway"
+    """How the agent gets new texts. gateway: they are replaced in its requests; copy: a command runs in a copy of its
+    folder that has them; task: the agent reads them from task['texts'], or from the JSON file in ASSAY_TEXTS."""
     out: Annotated[str | Path, Flag(metavar="DIR", key=False)]
     """New folder of the referee, outside of the workspace."""
     looks: Positive = LOOKS
@@ -98,10 +100,14 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
     """Folder that the coding agent can read. No task of gate or test may be in it."""
 
     def check(self) -> None:
+        from assay.programs.runners import named_callable
+
         if self.looks > _MOST_LOOKS:
             raise ConfigError(f"must be at most {_MOST_LOOKS}, not {self.looks}", field="looks")
         if not self.text:
             raise ConfigError("is missing: name a file whose text may be improved", field="text")
+        if self.delivery == "copy" and named_callable(self.agent):
+            raise ConfigError("must be gateway or task for an agent that is not a command", field="delivery")
         if not isinstance(self.rubric, str | Path):
             raise ConfigError("must be a file or a name, because it is copied", field="rubric")
 
@@ -221,7 +227,7 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
             manifest = folders.Manifest(
                 id=referee, agent=self.agent, folder=str(Path.cwd()), workspace=str(Path(self.workspace).absolute()),
                 texts=[{"name": t.name, "text": t.text, "is_value": t.is_value} for t in files.texts],
-                job=job, looks=self.looks,
+                delivery=self.delivery, job=job, looks=self.looks,
                 gate=[task.key for task in splits.gate], files=folders.hashes_of_copies(place), sources=sources,
                 notes=notes,
             )  # fmt: skip

@@ -18,10 +18,10 @@ C(k - 1, j) have j promotions, so by the union bound over all looks at which any
 
     sum over k, j of C(k - 1, j) * alpha / L * v[j] / C(k - 1, j) = alpha / L * sum over k of sum(v) = alpha.
 
-Val has other tasks than gate: overfitting val wastes looks and adds no error. Rare large losses are covered by the rule
-of all intervals here (`assay.evaluation.statistics.unseen_pairs`), at the level of the look. The bound is as good as the
-interval of a look: if every submission gains 0.1 on 90 % of the tasks and loses 0.9 on the others, 6 % of runs promote
-one at 300 tasks, because a look at 0.4 % accepts 0.6 % of such texts (`benchmarks/results/2026-11-30-referee.md`).
+Val has other tasks than gate: overfitting val wastes looks and adds no error. Rare large losses are covered by the
+rule of all intervals here (`assay.evaluation.statistics.unseen_pairs`), at the level of the look. The bound is as good
+as the interval of a look: if every submission gains 0.1 on 90 % of 300 tasks and loses 0.9 on the others, 6 % of runs
+promote one, as a look at 0.4 % accepts 0.52 % of such texts (`benchmarks/results/2026-11-30-referee.md`).
 
 Does not run programs, and does not know who looked before: `assay.jobs.referee` does.
 """

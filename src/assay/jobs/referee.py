@@ -26,14 +26,13 @@ from assay.evaluation.session import Measured
 from assay.jobs.groups import AgentServing, ProgramJob
 from assay.jobs.job import Job, open_job
 from assay.jobs.referee_folder import LookLedger, RefereeFolder, decoys_of, digest_of_texts
-from assay.models import count_tokens
 from assay.models.meter import Usage
 from assay.optimizers.budget import forecast_pair
-from assay.optimizers.prompts.proposals import MOST_TOKENS
+from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import copied
 from assay.programs.runners import runner_of
-from assay.programs.texts import why_refused
+from assay.programs.texts import TextFiles
 from assay.rubrics import Rubric
 from assay.rubrics.scoring import ScoredRun
 from assay.support.numbers import counted, signed
@@ -42,7 +41,6 @@ from assay.support.values import json_value, value_text
 Texts = Mapping[str, str]
 F = TypeVar("F", bound=Callable[..., dict[str, Any]])
 
-_MORE_TOKENS = 300  # that a text may always grow by
 _COPIED = 0.1  # share of a text's word runs in tasks from which it is refused
 _MOST_FAILURES = 20
 _USED_UP = "used up: the gate has no look left"
@@ -113,6 +111,7 @@ class Referee:
         self.state = State.of(folder.events(), folder.keep_texts(self.originals))
         self.lock = threading.Lock()
         self.decoys = decoys_of(job.splits.val)
+        self.check = InstructionCheck(self.agent, job.session.lm)
         self.opened_elsewhere = 0  # how often other referees of this user have opened the test tasks
         if folder.manifest.measured is not None:
             job.session.measured = Measured(**folder.manifest.measured)
@@ -177,10 +176,8 @@ class Referee:
             "rubric": _described(self.job.session.rubric),
             "val_tasks": sizes["val"],
             "gate_tasks": sizes["gate"],
-            "rules": RULES.format(
-                looks=self.folder.manifest.looks, promotions=MOST_PROMOTIONS, tokens=MOST_TOKENS, more=_MORE_TOKENS
-            ),
-            "longest_tokens": {name: self._longest(text) for name, text in self.originals.items()},
+            "rules": RULES.format(looks=self.folder.manifest.looks, promotions=MOST_PROMOTIONS),
+            "longest_tokens": {name: self.check.limit_of(name) for name in self.originals},
         }
 
     @_one_at_a_time
@@ -322,25 +319,14 @@ class Referee:
         }
         return {**self.champion, **kept}, None
 
-    def _longest(self, original: str) -> int:
-        """Tokens that a text may have: its own and 300 more or twice its own, at most 2,000 unless it had more."""
-        own = count_tokens(self.job.session.lm, original)
-        return max(own, min(MOST_TOKENS, max(own + _MORE_TOKENS, 2 * own)))
-
     def _lint(self, texts: dict[str, str]) -> str | None:
         """Why texts are refused, as `rule: reason`. Depends on what the optimizer may see alone, never on gate."""
         seen = [*self.job.splits.train, *self.job.splits.val]
         quoted = [" ".join(map(value_text, (*t.inputs.values(), *t.expected.values()))) for t in seen]
         for name, text in texts.items():
             before = self.originals[name]
-            if text == before:
-                continue
-            if not text:
-                return f"empty: {name}"
-            if (why := why_refused(before, text)) is not None:
+            if (why := self.check.why(text, before, most_tokens=self.check.limit_of(name))) is not None:
                 return f"{why} ({name})"
-            if (tokens := count_tokens(self.job.session.lm, text)) > (most := self._longest(before)):
-                return f"long: {name} has {tokens} tokens; {most} are allowed"
             if (share := overlap(text, quoted, before=before)) >= _COPIED:
                 return f"copied: {share:.0%} of the word sequences of {name} are in tasks"
         whole, own = "\n".join(texts.values()), "\n".join(self.originals.values())
@@ -402,10 +388,10 @@ class Referee:
 
 RULES = """Improve the agent's texts. You see val tasks only, with `score` and `failures`; gate and test are sealed.
 `submit` answers refused, no look, or look k: promoted or not. A submission is refused if it loses a placeholder or a
-code block, grows by more than {more} tokens and to more than twice its length (or beyond {tokens} tokens), copies tasks
-or lists words of tasks with their answers. It gets a look at gate only if all val tasks show a gain over the champion.
-There are {looks} looks and at most {promotions} promotions in all, and each promotion makes the next one harder: submit
-few texts that you believe in, and save looks for the last ones. Scores of gate are never told."""
+code block, is longer than `longest_tokens`, copies tasks, or lists words of tasks with their answers. It gets a look at
+gate only if all val tasks show a gain over the champion. There are {looks} looks and at most {promotions} promotions in
+all, and each promotion makes the next one harder: submit few texts that you believe in, and save looks for the last
+ones. Scores of gate are never told."""
 
 
 def _differences(before: Evaluation, after: Evaluation) -> list[float]:
@@ -486,7 +472,11 @@ def opened_referee(folder: RefereeFolder, *, progress: Progress) -> Iterator[Ref
 def agent_of(folder: RefereeFolder) -> TextAgent:
     """The agent of a referee with its own texts. It must be made in the folder of the copies."""
     manifest = folder.manifest
-    return TextAgent(manifest.agent, manifest.texts, manifest.roles, runner=runner_of(manifest.agent))
+    agent = TextAgent(
+        manifest.agent, manifest.texts, manifest.delivery, roles=manifest.roles, runner=runner_of(manifest.agent)
+    )
+    agent.host.files = TextFiles(list(manifest.originals))
+    return agent
 
 
 def with_texts(agent: TextAgent, texts: Texts) -> TextAgent:

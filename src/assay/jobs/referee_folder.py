@@ -49,6 +49,7 @@ class Manifest:
         id: of the referee, in the list of looks.
         agent: as it was given, in `folder`, whose copy is run.
         texts: of the agent: `name`, `text` and `is_value`, as `assay.programs.foreign_agent.TextAgent` takes them.
+        delivery: how the agent gets new texts, as of `TextAgent`.
         roles: of the requests in which each text was found; null without a preflight.
         job: settings of the job, by name.
         gate: keys of the gate tasks.
@@ -63,6 +64,7 @@ class Manifest:
     folder: str
     workspace: str
     texts: Sequence[Mapping[str, Any]]
+    delivery: str
     job: Mapping[str, Any]
     looks: int
     gate: Sequence[str]
