@@ -172,8 +172,8 @@ def deployed(candidate: str, arguments: argparse.Namespace) -> dict[str, Any]:
         deployments = Deployments(store.engine)
         active = deployments.active(AGENT)
         deployment = deployments.start(candidate, plan_of(arguments.requests)) if active is None else active
-        command = [sys.executable, "-m", "assay", "serve", "--registered", AGENT, "--agent-rubric", "math_qa", "--port", "0"]
-        command += ["--json", "--upstream", "http://127.0.0.1:9/v1", "--advance-s", "5"]
+        command = [sys.executable, "-m", "assay", "serve", "--registered", AGENT, "--agent-rubric", "math_qa"]
+        command += ["--port", "0", "--json", "--upstream", "http://127.0.0.1:9/v1", "--advance-s", "5"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
             assert gateway.stdout is not None
             address, began = json.loads(gateway.stdout.readline())["url"], time.monotonic()

@@ -81,7 +81,7 @@ def test_unwritable_outputs_other_salts_and_unknown_studies_are_refused_before_t
     with pytest.raises(ConfigError, match="cannot write to"):
         assay.parameter_impact(Guesses(), out=own_folder / "file" / "x", lm=lm, **JOB)
     with pytest.raises(ConfigError, match="a store has one"):
-        assay.tune(Guesses(), apply=report.artifact, salt="other", lm=lm, **JOB)
+        assay.tune(Guesses(), into=report.artifact, salt="other", lm=lm, **JOB)
     with pytest.raises(ConfigError, match="there is no study 'zzz'"):
         assay.parameter_impact(Guesses(), study="zzz", storage=f"sqlite:///{folder}/.assay/studies.db", lm=lm, **JOB)
     assert lm.scripted.calls <= 1  # the preflight's
@@ -138,14 +138,14 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
     tried = {trial["program"] for trial in both.to_dict()["history"]}
     assert str(first.artifact) in tried
     assert len(tried) == 2
-    applied = tuned(tmp_path, trials=8, apply=first.artifact, out=tmp_path / "three", seed=1)
+    applied = tuned(tmp_path, trials=8, into=first.artifact, out=tmp_path / "three", seed=1)
     assert assay.load(applied.artifact).agent_parameters.temperature == applied.to_dict()["best"]["temperature"]
     with pytest.raises(ConfigError, match="is not an artifact"):
-        tuned(tmp_path, trials=3, apply=tmp_path / "nothing", seed=2)
+        tuned(tmp_path, trials=3, into=tmp_path / "nothing", seed=2)
     with pytest.raises(ConfigError, match="salt='other' is not the artifact's 'assay'"):
         tuned(tmp_path, program=str(first.artifact), salt="other", trials=3)
     with pytest.raises(ConfigError, match="this store has the salt 'assay'"):
-        tuned(tmp_path, apply=first.artifact, salt="other", trials=3, seed=3)
+        tuned(tmp_path, into=first.artifact, salt="other", trials=3, seed=3)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from calling_agents import chat, of_file, post
+from openai import OpenAI
 
 import assay
 from assay.errors import ConfigError, FailureKind, ProgramFailed
@@ -104,6 +105,21 @@ def test_tools_and_other_dialects_reach_the_model(own_folder: Path) -> None:
 
     assert evaluated(agent, script=script).result["score"] == 1.0
     assert ["add"] in names
+
+
+def test_streams_and_anthropics_messages_are_answered_in_their_form(own_folder: Path) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        client = OpenAI(base_url=task["base_url"], api_key=task["api_key"], max_retries=0)
+        messages: Any = [{"role": "system", "content": "sum"}, {"role": "user", "content": task["inputs"]["question"]}]
+        parts = client.chat.completions.create(model="any", messages=messages, stream=True)
+        text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        body = {"system": "Write the sum.", "messages": messages[1:], "max_tokens": 9}
+        assert post(task, "/messages", body)["content"] == [{"type": "text", "text": text}]
+        return text
+
+    report = evaluated(agent, preflight=False)
+    assert report.result["score"] == 1.0
+    assert [call.request["dialect"] for call in calls_of(report)] == ["chat", "messages"] * 4
 
 
 @pytest.mark.parametrize(

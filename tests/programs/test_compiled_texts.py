@@ -12,8 +12,10 @@ import pytest
 from calling_agents import chat, post
 
 import assay
-from assay.errors import ConfigError
+from assay.deployment.demands import demands_of_values
+from assay.errors import ArtifactError, ConfigError
 from assay.rubrics import Criterion, Rubric
+from assay.sources.artifact_files import resealed
 from assay.testing import scripted_lm
 from assay.traces import Store
 
@@ -128,6 +130,23 @@ def test_a_compiled_artifact_is_evaluated_with_its_texts(prompts: Path) -> None:
     assert loaded.texts[0]["text"] == OWN
     scored = assay.evaluate(report.artifact, rubric=RUBRIC, data=TASKS, lm=lm, size=10)
     assert scored.result["score"] == 1.0
+
+
+def test_an_artifact_of_somebody_else_asks_for_trust_before_it_runs_a_command(prompts: Path) -> None:
+    manifest = json.loads((compiled(rendered).artifact / "manifest.json").read_text())
+    (reason,) = demands_of_values(manifest, {})
+    assert "sets agent=" in reason
+
+
+def test_a_text_that_is_erased_from_an_artifact_leaves_no_patch_with_it(prompts: Path) -> None:
+    artifact = compiled(rendered).artifact
+    text = artifact / "texts/prompts/a.md"
+    text.write_text(text.read_text().replace("step by step", "[erased]"))
+    with pytest.raises(ArtifactError, match=r"texts/prompts/a.md was changed"):
+        assay.load(artifact)
+    resealed(artifact, {})
+    assay.load(artifact, trust=True)
+    assert not (artifact / "changes.patch").exists()
 
 
 def test_nothing_is_paid_again_by_resume(prompts: Path) -> None:

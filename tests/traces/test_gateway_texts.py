@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from assay.support.placeholders import with_added
 from assay.traces.gateway.texts import NewText, Roles, TextSwap
 
 OWN = "You answer questions about refunds.\n\nBe polite to {name}."
@@ -65,6 +66,18 @@ def test_a_text_may_be_part_of_a_message_and_occur_twice() -> None:
 def test_placeholders_around_the_text_stay_where_they_are() -> None:
     texts = swap("{role} agent. Answer the user.\n{question}", "{role} agent of few words.\n{question}")
     assert texts.body({"prompt": "Sales agent. Answer the user.\nWhy?"})["prompt"] == "Sales agent of few words.\nWhy?"
+
+
+def test_examples_come_before_the_placeholders_at_the_end() -> None:
+    texts = swap("{role}: answer.\n{question}", "{role}: answer well.\n{question}", examples="Like {this}.\n")
+    assert texts.body({"prompt": "Sales: answer.\nWhy?"})["prompt"] == "Sales: answer well.\nLike {this}.\nWhy?"
+    assert (
+        with_added("{role}: answer well.\n{question}", "Like this.\n") == "{role}: answer well.\nLike this.\n{question}"
+    )
+
+
+def test_a_text_of_placeholders_alone_is_found_nowhere() -> None:
+    assert swap("{question}", "{question}").body({"prompt": "Why?"}) == {"prompt": "Why?"}
 
 
 def test_placeholders_are_matched_by_their_names_and_order() -> None:

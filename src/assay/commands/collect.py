@@ -141,6 +141,7 @@ class Collect(Reported, Trusting, InStore, AgentJob, StagedJob, OneSplit):
         return Request(runs=runs, notes=[ALL_STAGES])
 
     def run(self) -> CollectReport:
+        from assay.jobs.agents import agent_notes
         from assay.jobs.arguments import named
         from assay.jobs.job import open_job
 
@@ -158,6 +159,7 @@ class Collect(Reported, Trusting, InStore, AgentJob, StagedJob, OneSplit):
                 curriculum = collection.keep_curriculum()
             if collection.schedule is not None:
                 collection.notes += collection.schedule.notes()
+            collection.notes += agent_notes(job.recorded.program)
             called = job.models()
         evaluation = collection.evaluation
         groups = [group for group in evaluation._samples.values() if len(group) > 1]

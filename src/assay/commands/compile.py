@@ -367,7 +367,7 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
     check_made(config.optimizer, made)
     notes = [*announce_splits(splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, splits.val)
-    find_texts(job)
+    find_texts(job.recorded, splits.val, session)
     _announce(job, config, measured)
     notes += [*(measured.warnings if measured else ()), *see_models(job)]
     notes += rehearsed(job, portable=config.portable) if config.agent is None else []
@@ -376,7 +376,7 @@ def _compiled(job: "Job", config: Compile, progress: "Progress") -> "CompileOutc
         job.recorded, splits, session, config, config.decisions, thinking_margin=config.thinking_margin,
         folder=job.folder,
     )  # fmt: skip
-    outcome.notes += [note for note in [*notes, *agent_notes(job)] if note not in outcome.notes]
+    outcome.notes += [note for note in [*notes, *agent_notes(job.recorded.program)] if note not in outcome.notes]
     return outcome
 
 

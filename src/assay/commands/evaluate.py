@@ -181,6 +181,7 @@ class Evaluate(Reported, Trusting, InStore, AgentJob, Sampled, ProgramJob):
     def run(self) -> EvaluationReport:
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes, unscored_steps
+        from assay.jobs.agents import agent_notes
         from assay.jobs.arguments import named
         from assay.jobs.ending import FinishedRun
         from assay.jobs.job import open_job
@@ -207,7 +208,7 @@ class Evaluate(Reported, Trusting, InStore, AgentJob, Sampled, ProgramJob):
             notes = _notes(job, config, progress)
             stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
             notes += _bias(config, job, used=used, of=len(tasks), finished=len(evaluation))
-            notes += run_notes(evaluation.runs.values())
+            notes += [*run_notes(evaluation.runs.values()), *agent_notes(job.recorded.program)]
             calls = [run.steps or 0 for run in evaluation.runs.values() if run.error is None]
             notes += [
                 note

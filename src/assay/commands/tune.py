@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _METHODS = ("optuna", "policy")
 _OF_LEADER = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd", "trials")
-_NOT_JOINING = ("workers", "resume", "out", "apply", "curriculum")
+_NOT_JOINING = ("workers", "resume", "out", "into", "curriculum")
 _OF_SEARCH = ("trials", "prune_at", "block", "sampler", "pruner", "objectives", "study", "storage", "also")
 _OF_POLICY = ("episodes", "tasks_per_episode", "learning_rate")
 _OF_PRUNING = ("prune_at", "block")
@@ -265,7 +265,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
 
     kind: ClassVar[str] = "tune"
 
-    apply: Annotated[str | Path | None, Flag(metavar="ARTIFACT", key=False)] = None
+    into: Annotated[str | Path | None, Flag(metavar="ARTIFACT", key=False)] = None
     """Write a copy of this compiled artifact with the best parameters."""
     also: Annotated[Sequence[str | Path], Flag(metavar="ARTIFACT", path=True)] = ()
     """Compiled artifact of the same program whose prompts are tried as well; repeatable."""
@@ -366,17 +366,17 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         progress = self.reporter
         config = replace(config, salt=resolve_salt(config.salt, self.store, artifact=salt_at(program)))
         check_out(self.out, resume=self.resume)
-        _check_folders(self.apply, self.also)
+        _check_folders(self.into, self.also)
         with open_job(
             config, program=program, rubric=self.rubric, lm=lm, progress=progress, store=self.store,
             resume=self.resume, need=config.needed,
         ) as job:  # fmt: skip
             job.status = "stopped"  # until the job is complete
-            finished = job.finished({"apply": self.apply})
+            finished = job.finished({"into": self.into})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
                 return TuneReport.read(stored, {"config": config})
-            for artifact in (*config.also, *([] if self.apply is None else [self.apply])):
+            for artifact in (*config.also, *([] if self.into is None else [self.into])):
                 program_at(job, Point(str(artifact), {}), config)  # refused now, not after the preflight or the search
             name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
             place = artifact_place(self.store, self.out, name, resume=self.resume)
@@ -615,10 +615,10 @@ class _Searched:
     coverage: Mapping[str, Any] | None  # of the rubric, on the tasks that were run first
 
 
-def _check_folders(apply: str | Path | None, also: "Sequence[str | Path]") -> None:
+def _check_folders(into: str | Path | None, also: "Sequence[str | Path]") -> None:
     from assay.sources.artifact_files import is_artifact
 
-    named = [("apply", apply, "write parameters into"), *(("also", name, "try as well") for name in also)]
+    named = [("into", into, "write parameters into"), *(("also", name, "try as well") for name in also)]
     for argument, folder, purpose in named:
         if folder is not None and not is_artifact(folder):
             reason = "it has no manifest.json" if Path(folder).is_dir() else "there is no such folder"
@@ -904,7 +904,7 @@ def _report(job: "Job", config: Tune, searched: _Searched, decided: _Decided, wa
 def _with_artifacts(
     report: TuneReport, job: "Job", config: Tune, searched: _Searched, decided: _Decided, folder: Path
 ) -> TuneReport:
-    """Writes the artifact: the best program, or a copy of `apply` with the best parameters.
+    """Writes the artifact: the best program, or a copy of `into` with the best parameters.
 
     If gate did not prove them better, the artifact has the default, and the best program is written beside it.
     """
@@ -913,16 +913,16 @@ def _with_artifacts(
     from assay.optimizers.parameters import Point, in_figures
     from assay.reports.markdown import markdown
 
-    chosen, apply, kept = program_at(job, searched.outcome.best.point, config), config.apply, decided.kept
-    if apply is not None:
-        chosen = program_at(job, Point(str(apply), dict(report.best)), config)
-        note = f"the parameters were written into a copy of {apply}, which was not evaluated with them"
+    chosen, into, kept = program_at(job, searched.outcome.best.point, config), config.into, decided.kept
+    if into is not None:
+        chosen = program_at(job, Point(str(into), dict(report.best)), config)
+        note = f"the parameters were written into a copy of {into}, which was not evaluated with them"
         report = replace(report, notes=[*report.notes, note])
     omitted = ("artifact", "unproven", "page", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in report.best.items())
     text = markdown(report, title="Tuned agent parameters", about=f"Best: {settings}.")
-    if kept is not None and apply is None:
+    if kept is not None and into is None:
         beside = folder.with_name(f"{folder.name}-unproven")
         report = replace(report, unproven=keep_artifact(job, chosen, beside, result, text, unproven=True))
         chosen = kept

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import dspy
 
+from assay.datasets import Task
 from assay.errors import ConfigError
-from assay.evaluation import Progress
+from assay.evaluation import Progress, RecordedProgram, Session
 from assay.models.limits import limited
 from assay.programs.foreign_agent import ForeignAgent, TextAgent, foreign_agent_in
 from assay.programs.loading import full_name
@@ -25,7 +26,6 @@ from assay.traces.gateway.routes import Leases
 
 if TYPE_CHECKING:
     from assay.jobs.groups import AgentServing
-    from assay.jobs.job import Job
 
 REMOTE = "remote"  # the agent runs on machines that ask for tasks
 _MARKER = "assay: does this line reach the model?"
@@ -122,24 +122,24 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def find_texts(job: "Job") -> None:
-    """Runs the agent of a `TextAgent` on val tasks until each of its texts was in a request. From then on a text is
-    replaced only in the roles in which it was found.
+def find_texts(recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> None:
+    """Runs the agent of a `TextAgent` on some of the tasks until each of its texts was in a request. From then on a
+    text is replaced only in the roles in which it was found.
 
     Raises:
         ConfigError: a text is in no request.
     """
-    program, session = job.recorded.program, job.session
+    program = recorded.program
     if not isinstance(program, TextAgent):
         return
-    tasks, learned = job.splits.val[:_SHOWN], program.host.learned
+    tasks, learned = tasks[:_SHOWN], program.host.learned
     names = [text["name"] for text in program.texts]
     program.host.marker = "" if program.delivery == "gateway" else _MARKER
     with session.phase("preflight"), session.context(), limited(session.task_timeout):
         for task in tasks:
             if all(learned[name] for name in names):
                 break
-            job.recorded.run(task)
+            recorded.run(task)
     program.host.marker = ""
     if missing := [name for name in names if not learned[name]]:
         names_missing, others = ", ".join(map(repr, missing)), {"gateway", "copy", "task"} - {program.delivery}
@@ -153,9 +153,9 @@ def find_texts(job: "Job") -> None:
     session.progress.say(f"texts found in requests: {where}")
 
 
-def agent_notes(job: "Job") -> list[str]:
-    """What happened to the runs of a job's agent; nothing for a program."""
-    agent = foreign_agent_in(job.recorded.program)
+def agent_notes(program: dspy.Module) -> list[str]:
+    """What happened to the runs of an agent; nothing for a program."""
+    agent = foreign_agent_in(program)
     return [] if agent is None else agent.notes()
 
 

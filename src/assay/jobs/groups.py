@@ -450,6 +450,8 @@ class AgentJob(AgentServing):
         if self.agent is not None:
             names, why = ("prompt_format", "state", "replace_lms"), "on an agent, which writes its prompts itself"
         kind: Any = type(self)
+        if self.agent is not None and getattr(self, "executor", "threads") != "threads":
+            raise ConfigError("must be threads with `agent`: its model is served on this machine", field="executor")
         for name in self.changed(*(name for name in names if name in options_of(kind))):
             if not is_of_project(name, getattr(self, name)):
                 raise ConfigError(f"would have no effect {why}", field=name)

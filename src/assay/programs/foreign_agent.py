@@ -19,7 +19,7 @@ from assay.programs.runners import AgentRunner, AgentTask, RemoteRunner, RunnerL
 from assay.programs.texts import LEAST_CHARACTERS, TextFiles
 from assay.programs.wrapping import as_prediction
 from assay.support.numbers import counted
-from assay.support.placeholders import placeholders_in
+from assay.support.placeholders import outer_of, placeholders_in, with_added
 from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 from assay.traces import Rollout
@@ -265,7 +265,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
 
     def _now(self) -> list[tuple[str, str]]:
         """The present texts with their examples, by name."""
-        return [(name, text + self.examples_of(name)) for name, (_, text) in self.changes().items()]
+        return [(name, with_added(text, self.examples_of(name))) for name, (_, text) in self.changes().items()]
 
     def _watched(self) -> "list[NewText]":
         """The lines by which a text that the agent reads itself is recognised: the marker, else those that are new."""
@@ -300,10 +300,10 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         """The section with examples that is added to a text; empty without any. A template gets no example with a
         brace or a placeholder, which it would read as its own."""
         predictor = dict(self.named_predictors())[name]
-        examples = [example_text(demo) for demo in predictor.demos]
-        if placeholders_in(predictor.signature.instructions):
+        template, examples = predictor.signature.instructions, [example_text(demo) for demo in predictor.demos]
+        if placeholders_in(template):
             examples = [text for text in examples if not placeholders_in(text) and not {"{", "}"} & set(text)]
-        return "\n\n".join(["", "## Examples", *examples]) if examples else ""
+        return "\n\n".join(["", "## Examples", *examples, *([""] if outer_of(template)[1] else [])]) if examples else ""
 
     def whole_texts(self) -> dict[str, str]:
         """The texts that are not the agent's own, with their examples, by name."""

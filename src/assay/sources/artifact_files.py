@@ -114,6 +114,12 @@ def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
         TEXTS: manifest.get("text_files") or {},
         SOURCE: (manifest.get("source") or {}).get("files") or {},
     }
+    before = dict(groups[TEXTS])
+    for place in before:
+        groups[TEXTS][place] = _hash_of_file(folder / TEXTS / place, folder)
+    if groups[TEXTS] != before:  # the patch has the removed texts too, in a form that is not searched
+        (folder / PATCH).unlink(missing_ok=True)
+        groups[""].pop(PATCH, None)
     for kind, files in groups.items():
         for place in files:
             files[place] = _hash_of_file(folder / kind / place, folder)

@@ -33,6 +33,13 @@ def outer_of(template: str) -> tuple[list[str], list[str]]:
     return pieces[1 : literal[0] : 2], pieces[literal[-1] + 1 :: 2]
 
 
+def with_added(template: str, addition: str) -> str:
+    """A template with a text after its literal text, before the placeholders at its end."""
+    pieces = pieces_of(template)
+    end = len(pieces) - 2 * len(outer_of(template)[1])
+    return "".join([*pieces[:end], addition, *pieces[end:]])
+
+
 def inner_of(template: str, outer: tuple[Sequence[str], Sequence[str]]) -> list[str] | None:
     """The pieces of a template without these placeholders before and after it; None if it does not have them there."""
     before, after = outer

@@ -427,7 +427,8 @@ class SearchSpace:
 
     def kernel(self, specs: Sequence[CandidateSpec]) -> np.ndarray:
         """Prior covariance of the specs' qualities, see `assay.optimizers.prompts.candidates`."""
-        return kernel(specs, self.program_parameters, self.instructions)
+        of_agent = isinstance(self.student.program, TextAgent)
+        return kernel(specs, self.program_parameters, self.instructions if of_agent else ())
 
 
 def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
@@ -448,12 +449,12 @@ def kernel(
     """Prior covariance of the candidates' mean scores, of shape (specs, specs).
 
     A sum of terms for demonstrations, format, instruction and parameters, one for their interaction, and one for the
-    random choice of the demonstrations. The term for the instruction is a mean over the predictors: scores of a
-    candidate inform about those that share a text with it.
+    random choice of the demonstrations. Of an agent, the term for the instruction is a mean over its texts:
+    scores of a candidate inform about those that share a text with it.
 
     Args:
         program_parameters: the program's own parameters, for specs that leave them as they are.
-        instructions: of the specs, by predictor.
+        instructions: of the specs of an agent, by text.
     """
     space = Space(programs=["p"], acting={"p": list(_VALUES)})
 
@@ -480,7 +481,7 @@ def kernel(
 
 
 def _shared_texts(specs: Sequence[CandidateSpec], instructions: Sequence[Mapping[str, str]]) -> np.ndarray:
-    """Share of the predictors that have the same instruction, of those that have several."""
+    """Share of an agent's texts that are the same, of those that have several versions."""
     names = list(dict.fromkeys(name for texts in instructions for name in texts))
     versions = [[instructions[spec.instruction].get(name) for name in names] for spec in specs]
     if not names:

@@ -87,9 +87,9 @@ class _Matcher:
         self.length = sum(map(len, self._before[::2]))
 
     def found_in(self, text: str) -> list[tuple[int, int, str]]:
-        """Start, end and replacement of each occurrence."""
+        """Start, end and replacement of each occurrence; none without literal text."""
         found, at = [], 0
-        while (place := self._occurrence(text, at)) is not None:
+        while self.length and (place := self._occurrence(text, at)) is not None:
             start, at, values = place
             found.append((start, at, self._rendered(values)))
         return found
