@@ -201,7 +201,7 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
         rubric = load_rubric(self.rubric)
         if not (self.model or self.judge_model or self.judge_api_base or self.judge_api_key_env):
             rubric.require_judges()
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, mode=0o700)
         try:
             data = [Path(self.data)] if isinstance(self.data, str | Path) and Path(self.data).is_file() else []
             sources, linked = folders.copy_agent(self.agent, place / "agent", without=[place, *data])
@@ -372,9 +372,7 @@ def server_class() -> Any:
 
 def server_of(referee: "Referee") -> Any:
     """The MCP server with the referee's tools."""
-    from assay.jobs.referee import RULES
-
-    server = server_class()(_SERVER, instructions=" ".join(RULES.split("{")[0].split()[:8]))
+    server = server_class()(_SERVER, instructions="Improve the agent's texts. Call describe first: it has the rules.")
 
     @server.tool()  # type: ignore[untyped-decorator]
     def describe() -> dict[str, Any]:
