@@ -180,6 +180,22 @@ def test_runs_of_an_agent_are_collected_as_groups(own_folder: Path) -> None:
     assert report.calls == lm.scripted.calls == 12  # each rollout of a task is a sample of its own
 
 
+def summing(task: dict[str, Any]) -> str:
+    return str(chat(task, ("system", "Write the sum."), ("user", task["inputs"]["question"]))["content"])
+
+
+def test_the_temperature_of_an_agent_is_tuned(own_folder: Path) -> None:
+    def script(request: Any) -> str:
+        return sums(request) if (request.config.temperature or 1.0) < 0.5 else "none"
+
+    report = assay.tune(agent=summing, rubric=RUBRIC, data=TASKS, lm=scripted_lm(script), trials=6, threads=2, seed=1)
+    assert report.replaces
+    assert list(report.best) == ["temperature"]
+    assert report.best["temperature"] < 0.5
+    scored = assay.evaluate(report.artifact, rubric=RUBRIC, data=TASKS, lm=scripted_lm(script), size=4)
+    assert scored.result["score"] == 1.0
+
+
 def test_a_program_and_an_agent_exclude_each_other(own_folder: Path) -> None:
     with pytest.raises(ConfigError, match="give either a program or an agent"):
         assay.evaluate("math_qa", agent=of_file("a.md"), rubric=RUBRIC, data=TASKS)

@@ -132,6 +132,20 @@ def test_a_compiled_artifact_is_evaluated_with_its_texts(prompts: Path) -> None:
     assert scored.result["score"] == 1.0
 
 
+def test_an_agent_is_compared_with_its_compiled_texts(prompts: Path) -> None:
+    lm = scripted_lm(careful)
+    artifact = compiled(rendered, lm=lm).artifact
+    report = assay.compare(artifact, agent=rendered, rubric=RUBRIC, data=TASKS, lm=lm, split="gate", threads=2)
+    assert report.gain["low"] > 0
+    assert [side["program"] for side in (report.a, report.b)] == ["test_compiled_texts:rendered", str(artifact)]
+    for arguments, options, rule in (
+        ((artifact,), {}, "b: is missing"),
+        ((artifact, artifact), {"agent": rendered}, "b: must be left out"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            assay.compare(*arguments, **options, rubric=RUBRIC, data=TASKS, lm=lm)
+
+
 def test_an_artifact_of_somebody_else_asks_for_trust_before_it_runs_a_command(prompts: Path) -> None:
     manifest = json.loads((compiled(rendered).artifact / "manifest.json").read_text())
     (reason,) = demands_of_values(manifest, {})

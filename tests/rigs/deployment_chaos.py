@@ -284,7 +284,7 @@ def _gateway(folder: Path, store: str, kill_at: int | None, database: Path | Non
         (folder / ".url").replace(folder / "url")
 
     serve(
-        model="m", upstream="http://127.0.0.1:9", port=0, store=store, key="chaos-key", agent=(AGENT,),
+        model="m", upstream="http://127.0.0.1:9", port=0, store=store, key="chaos-key", registered=(AGENT,),
         agent_rubric=str(folder / "r.yaml"), advance_s=0.1, on_start=publish,
     )  # fmt: skip
 

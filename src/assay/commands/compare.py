@@ -1,6 +1,6 @@
 """`assay compare`: two programs or artifacts, paired, task by task."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.evaluate import Evaluate, EvaluationReport, evaluate
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
-from assay.jobs.groups import JobSettings, Sampled, Source, State
+from assay.jobs.groups import AgentServing, JobSettings, Sampled, Source, State
 from assay.jobs.job_report import EndedReport
 from assay.support.numbers import calls_text, counted, figure
 from assay.support.options import Flag, function_of, options_of
@@ -82,15 +82,23 @@ class CompareReport(EndedReport):
         return Table(title=title, header=("", "a", "b"), rows=rows, strong=("score",))
 
 
+class _OfAgent(AgentServing):
+    """Agent of one's own."""
+
+    agent: Annotated[str | Callable[..., Any] | None, Flag(metavar="AGENT", key=False)] = None
+    """Agent as the baseline, as in `evaluate`; A is then compared with it, and there is no B."""
+
+
 class ComparisonOutput(WithPage, JobOutput):
     """Output."""
 
 
-class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
+class Compare(Reported, Trusting, InStore, _OfAgent, Sampled, JobSettings):
     """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of
     A, with a 95 % interval.
 
-    By default the tasks of the gate split decide. The opening of the test split is counted once for both sides.
+    With an agent of any framework (`agent`), A, such as the artifact of its compiled texts, is compared with it. By
+    default the tasks of the gate split decide. The opening of the test split is counted once for both sides.
     Without `model`, an artifact runs with the model that it was measured with; a program compared with an artifact uses
     the artifact's model. The caps are those of both: the first side stops at half of them.
 
@@ -104,7 +112,7 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
 
     a: Annotated[Source, Flag(key=False)] = field(kw_only=False)
     """The baseline: a program or an artifact, as in `evaluate`."""
-    b: Annotated[Source, Flag(key=False)] = field(kw_only=False)
+    b: Annotated[Source, Flag(key=False)] = field(default=None, kw_only=False)
     """What is compared with it."""
     state_a: State = None
     """State of a, as DSPy's program.save('x.json') writes it: instructions, field texts and demonstrations. It must
@@ -122,7 +130,14 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
         from assay.traces.records import new_id
 
         a, b, states = self.a, self.b, (self.state_a, self.state_b)
+        if (self.agent is None) == (b is None):
+            why = "is missing" if b is None else "must be left out with `agent`, with which A is compared"
+            raise ConfigError(why, field="b")
+        if self.agent is not None:
+            a, b, states = None, self.a, (None, self.state_a)
+        served = {name: value for name, value in vars(self).items() if name in options_of(_OfAgent)}
         common: dict[str, Any] = {name: value for name, value in vars(self).items() if name in options_of(Evaluate)}
+        common = {name: value for name, value in common.items() if name not in served}
         common |= {"lm": resolve_lm(self.lm, common), "opens_as": f"compare-{new_id()[:12]}"}
         models: list[dict[str, Any]] = [{}, {}]
         if common["lm"] is None and self.model is None:
@@ -139,9 +154,9 @@ class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
         check_state(b, states[1])
         _check_loads(b)
         caps = {name: cap for name in _CAPS if (cap := getattr(self, name)) is not None}
-        first = evaluate(a, **{**common, **models[0], "state": states[0], **_first_half(caps)})
+        first = evaluate(a, **{**common, **served, **models[0], "state": states[0], **_first_half(caps)})
         second = evaluate(b, **{**common, **models[1], "state": states[1], **_rest(caps, first)})
-        return _compared((a, b), states, (first, second))
+        return _compared((first.program if self.agent is not None else a, b), states, (first, second))
 
 
 def _compared(

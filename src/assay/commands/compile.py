@@ -1,6 +1,5 @@
 """`assay compile`: the main job. Does not search prompts: `assay.optimizers.prompts` does."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -408,12 +407,10 @@ def _as_stored(stored: Mapping[str, Any], config: Compile, run_id: str) -> Compi
 
 
 def _artifact_name(job: "Job", config: Compile) -> str:
+    from assay.jobs.opening import short_title
     from assay.optimizers.prompts.given import title_of
-    from assay.sources.modules import without_call
 
-    class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
-    if config.agent is not None:  # a command
-        class_name = re.sub(r"[^a-z0-9]+", "-", class_name).strip("-")[-40:] or "agent"
+    class_name = short_title(job.session.program_name)
     return f"{class_name}-{title_of(config.optimizer).rpartition(':')[2].lower()}"
 
 

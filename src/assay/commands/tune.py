@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Lt
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Planned, Reported, Trusting, WithPage
 from assay.commands.impact import Impact, ImpactReport
 from assay.errors import BudgetExceeded, ConfigError
-from assay.jobs.groups import DecidedJob, ParameterJob, StagedJob
+from assay.jobs.groups import AgentJob, DecidedJob, ParameterJob, StagedJob
 from assay.jobs.job_report import JobReport, JoinReport
 from assay.optimizers.settings import SearchConfig
 from assay.support.names import one_of
@@ -250,8 +250,9 @@ def saving(comparison: "Comparison") -> dict[str, float | None]:
 # -- Settings
 
 
-class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, ParameterJob, DecidedJob):
-    """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
+class Tune(Reported, Trusting, InStore, NewArtifact, AgentJob, SearchConfig, StagedJob, ParameterJob, DecidedJob):
+    """Search PROGRAM's five parameters, or the temperature of an agent of any framework (`agent`), on val, decide on
+    gate, and report on the sealed test split.
 
     PROGRAM's own parameters are the default, the baseline of the comparison. Trials that score worse are stopped after
     a few tasks; `resume` continues a study, and other processes and machines can join it. With a curriculum, trials
@@ -353,10 +354,9 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
         from assay.jobs.arguments import named
         from assay.jobs.artifacts import require_portable
         from assay.jobs.job import open_job, salt_at
-        from assay.jobs.opening import artifact_place, check_out
+        from assay.jobs.opening import artifact_place, check_out, short_title
         from assay.jobs.studies import program_at, storage_of
         from assay.optimizers.parameters import Point
-        from assay.sources.modules import without_call
         from assay.traces.store.sealing import resolve_salt
 
         program, lm, config = named(self)
@@ -378,7 +378,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
                 return TuneReport.read(stored, {"config": config})
             for artifact in (*config.also, *([] if self.into is None else [self.into])):
                 program_at(job, Point(str(artifact), {}), config)  # refused now, not after the preflight or the search
-            name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
+            name = f"{short_title(job.session.program_name)}-tuned"
             place = artifact_place(self.store, self.out, name, resume=self.resume)
             warnings = _prepared(job, config, progress)
             searched = _searched(job, config, progress)
@@ -390,7 +390,7 @@ class Tune(Reported, Trusting, InStore, NewArtifact, SearchConfig, StagedJob, Pa
             if config.method == "optuna":
                 report = _drawn(report, job, config, storage_of(config, self.store))
             finished.keep(report.to_dict())
-            if config.portable:
+            if config.portable and config.agent is None:
                 require_portable(job, report.artifact)
         return report
 
@@ -635,7 +635,7 @@ def _prepared(job: "Job", config: Tune, progress: "Progress") -> list[str]:
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val)
     warnings += [*(measured.warnings if measured else ()), *see_models(job)]
-    warnings += rehearsed(job, portable=config.portable)
+    warnings += rehearsed(job, portable=config.portable) if config.agent is None else []
     pair = forecast_pair(job.recorded.program, job.session)
     plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
     progress.say(plan.detectable_gain)

@@ -41,7 +41,7 @@ from assay.models.meter import Meter
 from assay.optimizers.judges import JudgeOutcome
 from assay.programs import program_state, program_version
 from assay.programs.adapters import ambient_format
-from assay.programs.foreign_agent import TextAgent
+from assay.programs.foreign_agent import foreign_agent_in
 from assay.sources.artifact_files import is_artifact, read_json, verified
 from assay.sources.files import FILES
 from assay.sources.modules import alone, qualified_name
@@ -270,10 +270,10 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
 def _program_names(job: Job, program: dspy.Module) -> dict[str, Any]:
     """The name by which the program is loaded; of an agent also its own, with the hashes of its files."""
     name = job.session.program_name
-    if not isinstance(program, TextAgent):
+    if (agent := foreign_agent_in(program)) is None:
         return {"program": name}
-    hashes = program.host.files.hashes if program.host.files is not None else {}
-    return {"program": qualified_name(TextAgent), "agent": name, "texts_before": hashes}
+    hashes = agent.files.hashes if agent.files is not None else {}
+    return {"program": qualified_name(program), "agent": name, "texts_before": hashes}
 
 
 _RETEST = 30  # test items that are judged a second time

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 import socket
 import time
 import uuid
@@ -30,6 +31,7 @@ from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
 from assay.models.unrecorded import Unrecorded
 from assay.sources.artifact_files import is_artifact
+from assay.sources.modules import without_call
 from assay.support.names import place_in
 from assay.traces import Recorder, Store
 from assay.traces.resuming import DeathsInStore, close_running, drop_cut_off, end_on_full_disk, opened_ledger
@@ -315,6 +317,12 @@ def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store
             opened.close()
         except Exception as error:  # the run's result must not be lost with its last rows
             progress.say(f"warning: {error}")
+
+
+def short_title(program: str) -> str:
+    """The name of a program without its module, in lower case; of an agent's command its words, for a folder's name."""
+    title = without_call(program).rpartition(":")[2].lower()
+    return title if title.isidentifier() else re.sub(r"[^a-z0-9_]+", "-", title).strip("-")[-40:] or "agent"
 
 
 def artifact_place(store: str | Path | None, out: str | Path | None, name: str, *, resume: bool = False) -> Path:

@@ -344,10 +344,9 @@ class AutoSearch:
         )
 
     def _add_instructions(self, proposed: Sequence[Proposed]) -> None:
-        for one in proposed:
-            if one.texts not in self.space.instructions:
-                self.space.instructions.append(dict(one.texts))
-                self.space.reasons.append(one.why)
+        new = [one for one in proposed if one.texts not in self.space.instructions]
+        self.space.instructions += [dict(one.texts) for one in new]
+        self.space.reasons += [one.why for one in new]
 
     def _numbers(self, count: int) -> list[int]:
         """The numbers of the next proposals, at most `count`: they take a small share of the calls that are left."""
