@@ -1,6 +1,9 @@
 """Jobs, judges and deployments of one project each, run once for all tests that read their reports and files."""
 
 import contextlib
+import json
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -8,9 +11,7 @@ from contract_project import Project
 from prompt_server import PromptServer
 
 import assay
-from assay.evaluation import SilentProgress
-from assay.jobs.referee import opened_referee
-from assay.jobs.referee_folder import RefereeFolder
+from assay.programs import McpServer
 
 # Its goal is out of reach, so that no decision depends on the assignment, which is random.
 PLAN = """
@@ -157,10 +158,9 @@ def referees(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> 
     project.report(
         "referee open", "--agent", "agent.py:solve", "--text", "skill.md", "--out", str(out), "--workspace", "workspace"
     )
-    with contextlib.chdir(project.folder):
-        folder = RefereeFolder(out)
-        with opened_referee(folder, progress=SilentProgress()) as referee:
-            assert referee.submit({"skill.md": BETTER})["promoted"]
+    command = [sys.executable, "-m", "assay", "referee", "serve", str(out)]
+    with McpServer(command, env=dict(os.environ), timeout_s=240, start_timeout_s=240) as referee:
+        assert json.loads(referee.call("submit", {"texts": {"skill.md": BETTER}}))["promoted"]
     done = project.run("referee", "close", str(out), "--json")
     assert done.code == 0, done.stderr
     project.reports["referee close"] = done

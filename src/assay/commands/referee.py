@@ -249,7 +249,7 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
         try:
             with opened_referee(folder, progress=self.reporter) as referee:
                 measured = checked(referee.job, referee.job.splits.val)
-                find_texts(referee.job)
+                find_texts(referee.job.recorded, referee.job.splits.val, referee.job.session)
                 roles = referee.agent.roles
                 if measured is not None:
                     referee.check_caps()
