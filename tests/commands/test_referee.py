@@ -403,6 +403,11 @@ def test_what_cannot_be_opened_is_refused_and_leaves_nothing(
     assert not (place / "out").exists()
 
 
+def test_a_command_must_not_name_its_original_by_an_absolute_path(place: Path) -> None:
+    with pytest.raises(ConfigError, match="would be run itself"):
+        opened(place, agent=f"{sys.executable} {Path('agent.py').absolute()}")
+
+
 def test_there_is_no_referee_in_another_folder(place: Path) -> None:
     for command in (serve_referee, close_referee):
         with pytest.raises(ConfigError, match="is not the folder of a referee"):

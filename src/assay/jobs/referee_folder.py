@@ -7,7 +7,6 @@ that a new referee on the same tasks continues their count. Runs nothing and cal
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
@@ -21,6 +20,7 @@ from assay.datasets import Task
 from assay.datasets.keys import IDENTIFYING, folded_text
 from assay.errors import ArtifactError, ConfigError, DataError
 from assay.evaluation.session import Measured
+from assay.programs.copies import copy_folder
 from assay.programs.runners import command_of, named_callable
 from assay.programs.texts import TextFiles, patch_of
 from assay.sources.artifact_files import read_json
@@ -34,7 +34,6 @@ MANIFEST, LOG, DATA, STORE, DECOYS = "referee.json", "log.jsonl", "data.jsonl", 
 _AGENT, _RUBRIC, _SUBMISSIONS = "agent", "rubric", "submissions"
 _LINKED = ("node_modules", "venv", ".venv", "site-packages")  # installed packages: linked and not copied
 _LEFT_OUT = ("__pycache__", ".git", ".hg", ".svn", ".assay", ".mypy_cache", ".pytest_cache", ".ruff_cache")
-_MOST_BYTES = 200_000_000  # of the agent's files
 _MOST_READ = 50_000_000  # bytes of one file of the workspace that is searched
 _PROBE = 200  # characters of a task that are searched for
 _NAMED = 5  # files that a message lists
@@ -246,34 +245,17 @@ def copy_agent(agent: str, place: Path, *, without: Sequence[Path]) -> tuple[dic
             )
         if not file.resolve().is_relative_to(here):
             raise ConfigError(f"`agent={agent!r}` is outside of {here}: run this command in the folder of the agent")
-    else:
-        command_of(agent)
-    excluded = {path.resolve() for path in without}
-    files, linked, size = dict[str, str](), list[str](), 0
-    for root, folders, names in os.walk(here):
-        for name in [name for name in folders if name in _LINKED]:
-            link = place / (Path(root) / name).relative_to(here)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(Path(root) / name, target_is_directory=True)
-            linked.append(str(Path(root) / name))
-        skipped = (*_LEFT_OUT, *_LINKED)
-        folders[:] = [name for name in folders if name not in skipped and (Path(root) / name).resolve() not in excluded]
-        for name in names:
-            file = Path(root) / name
-            if file.resolve() in excluded or not file.is_file():
-                continue
-            size += file.stat().st_size
-            if size > _MOST_BYTES:
-                raise ConfigError(
-                    f"the files of {here} are larger than {_MOST_BYTES >> 20} MiB: run this command in a folder that "
-                    "has the agent alone"
-                )
-            target = place / file.relative_to(here)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target)
-            files[str(file)] = hash_of(target)
-    place.mkdir(parents=True, exist_ok=True)
-    return files, linked
+    elif own := [word for word in command_of(agent) if _is_in(here, word)]:
+        raise ConfigError(f"{own[0]} would be run itself, and not its copy: write it relative to {here}", field="agent")
+    linked = copy_folder(here, place, without={path.resolve() for path in without})
+    files = {str(here / path.relative_to(place)): hash_of(path) for path in _walked(place, _LINKED) if path.is_file()}
+    return files, [str(folder) for folder in linked]
+
+
+def _is_in(folder: Path, word: str) -> bool:
+    """Whether a word of a command is an absolute path in a folder, other than of installed packages."""
+    path = Path(word)
+    return path.is_absolute() and path.is_relative_to(folder) and not set(path.parts) & set(_LINKED)
 
 
 def copy_rubric(files: Mapping[str, bytes], folder: Path) -> str:
