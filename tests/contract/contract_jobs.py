@@ -1,6 +1,9 @@
 """Jobs, judges and deployments of one project each, run once for all tests that read their reports and files."""
 
 import contextlib
+import json
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from contract_project import Project
 from prompt_server import PromptServer
 
 import assay
+from assay.programs import McpServer
 
 # Its goal is out of reach, so that no decision depends on the assignment, which is random.
 PLAN = """
@@ -28,6 +32,22 @@ name: judged
 criteria:
 - {name: kind, judge: {text: "Is it right?", shows: [input.question, output.answer]}}
 """
+AGENT = """
+import json, urllib.request
+
+def solve(task):
+    with open("skill.md") as file:
+        system = file.read()
+    question = task["inputs"]["question"] + " Reply with: answer: …"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    body = json.dumps({"model": task["model"], "messages": messages}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + task["api_key"]}
+    request = urllib.request.Request(task["base_url"] + "/chat/completions", data=body, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = json.load(answer)["choices"][0]["message"]["content"]
+    return {"answer": text.removeprefix("answer: ")}
+"""
+BETTER = "Answer the question carefully. Others were: What is 1 + 1? What is 2 + 1? What is 3 + 1? What is 4 + 1?"
 LOOSE = ("--privacy", "patterns", "--min-clean", "0")
 
 
@@ -122,6 +142,29 @@ def judges(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Pr
     assert project.run("evaluate", "sums.py:successor", "--size", "3").code == 0
     project.report("judge label", "kind.yaml", "--rater", "ann", stdin="yes\nno\nq\n")
     project.report("judge forget", "ann")
+    return project
+
+
+@pytest.fixture(scope="session")
+def referees(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A referee that has promoted a text and is closed."""
+    project, out = (
+        Project(tmp_path_factory.mktemp("referees"), server.url, rows=200),
+        tmp_path_factory.mktemp("of") / "o",
+    )
+    project.write("agent.py", AGENT)
+    project.write("skill.md", "Answer the question with one number.")
+    (project.folder / "workspace").mkdir()
+    project.report(
+        "referee open", "--agent", "agent.py:solve", "--text", "skill.md", "--out", str(out), "--workspace", "workspace"
+    )
+    command = [sys.executable, "-m", "assay", "referee", "serve", str(out)]
+    with McpServer(command, env=dict(os.environ), timeout_s=240, start_timeout_s=240) as referee:
+        assert json.loads(referee.call("submit", {"texts": {"skill.md": BETTER}}))["promoted"]
+    done = project.run("referee", "close", str(out), "--json")
+    assert done.code == 0, done.stderr
+    project.reports["referee close"] = done
+    project.report("referee skill")
     return project
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from contract_files import Contract, shape
-from contract_jobs import deployments as deployments, jobs as jobs, judges as judges, small as small, traces as traces
+from contract_jobs import (
+    deployments as deployments,
+    jobs as jobs,
+    judges as judges,
+    referees as referees,
+    small as small,
+    traces as traces,
+)
 from contract_project import Project
 from prompt_server import PromptServer
 
@@ -30,7 +37,10 @@ JUDGES = (
     "judge label", "judge forget",
 )  # fmt: skip
 SMALL = ("init", "index", "models list", "rubric checks", "trust list")
-PARTS = {"jobs": JOBS, "traces": TRACES, "deployments": DEPLOYMENTS, "judges": JUDGES, "small": SMALL}
+REFEREES = ("referee open", "referee close", "referee skill")
+PARTS = {
+    "jobs": JOBS, "traces": TRACES, "deployments": DEPLOYMENTS, "judges": JUDGES, "small": SMALL, "referees": REFEREES,
+}  # fmt: skip
 ELSEWHERE = {
     "serve": "test_contract_gateway",
     "view": "below",

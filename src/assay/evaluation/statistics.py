@@ -56,8 +56,9 @@ class Gain:
 
 
 def interval_of(
-    values: Sequence[float] | np.ndarray, lowest: float, highest: float, *, level: float = 0.05
-) -> tuple[float, float]:
+    values: Sequence[float] | np.ndarray, lowest: float, highest: float, *, level: float = 0.05,
+    one_sided: bool = False, bootstrap: bool = True,
+) -> tuple[float, float]:  # fmt: skip
     """The interval of the mean of bounded values, of confidence 1 - `level`: for scores, gates, comparisons and tests
     that are stopped early. Its ends do not depend on the order of the values.
 
@@ -73,18 +74,24 @@ def interval_of(
 
     Args:
         lowest, highest: range of the values.
+        one_sided: each end alone has the error `level`, not half of it.
+        bootstrap: without it the interval is narrower or the same.
     """
     values = np.sort(np.asarray(values, dtype=float))
-    n, added = len(values), [lowest, highest] * unseen_pairs(level)
+    n, added, tail = len(values), [lowest, highest] * unseen_pairs(level), level if one_sided else level / 2
     if n < FEWEST:
         return lowest, highest
     mean, spread = float(values.mean()), max(float(v.std(ddof=1)) for v in (values, np.append(values, added)))
-    reach = _student(1 - level / 2, n - 1) * spread / math.sqrt(n)
+    reach = _student(1 - tail, n - 1) * spread / math.sqrt(n)
     low, high = mean - reach, mean + reach
     if np.ptp(values) == 0:
         share = min(1.0, -math.log(level) / n)
         low, high = min(low, mean - share * (mean - lowest)), max(high, mean + share * (highest - mean))
-    elif level >= BOOTSTRAP_MIN_LEVEL and all(map(math.isfinite, ends := _bootstrapped(values, level))):
+    elif (
+        bootstrap
+        and 2 * tail >= BOOTSTRAP_MIN_LEVEL
+        and all(map(math.isfinite, ends := _bootstrapped(values, 2 * tail)))
+    ):
         low, high = min(low, ends[0]), max(high, ends[1])
     return max(lowest, low), min(highest, high)
 
@@ -96,6 +103,16 @@ def unseen_pairs(level: float) -> int:
     end of the range: two pairs at 95 %, three at 99 %.
     """
     return math.ceil(-math.log(level) / 2)
+
+
+def shows_gain(differences: Sequence[float] | np.ndarray, *, level: float) -> bool:
+    """Whether paired differences in [-1, 1] show a mean above zero: the lower end of their one-sided interval of
+    confidence 1 - `level` is above it."""
+    # The bootstrap takes nearly all of the time and only widens: it is computed where a gain is shown without it.
+    return all(
+        interval_of(differences, -1.0, 1.0, level=level, one_sided=True, bootstrap=bootstrap)[0] > 0
+        for bootstrap in (False, True)
+    )
 
 
 def _student(share: float, freedom: int) -> float:
@@ -180,8 +197,7 @@ def largest_loss(before: Mapping[str, float], after: Mapping[str, float]) -> flo
     if np.ptp(differences) == 0:
         mean = float(differences[0])
         return min(1.0, -math.log(_ONE_SIDED) / len(differences)) * (mean + 1) - mean
-    # the lower end of an interval whose two tails are 5 % each
-    return -interval_of(differences, -1.0, 1.0, level=2 * _ONE_SIDED)[0]
+    return -interval_of(differences, -1.0, 1.0, level=_ONE_SIDED, one_sided=True)[0]
 
 
 def lossless_tasks(margin: float) -> int:

@@ -121,6 +121,7 @@ def answered_within(seconds: float, call: Callable[[], T]) -> T:
         raise ProgramFailed(f"the program ended itself with sys.exit({error.code!r})") from error
 
 
+_SKIPPING = ("collect", "tune", "evaluate", "referee")  # kinds whose runs skip what was finished before
 _LAST_ROWS_S = 10.0  # in which a store takes the last rows of a run
 
 
@@ -175,10 +176,10 @@ def open_run(
         deaths = Deaths(DeathsInStore(opened, run_id), running=left if resumed else ())
         for line in deaths.notes:
             progress.say(f"note: {line}")
-        # these kinds skip what was finished before; the others repeat it, so their count starts at zero
+        # the other kinds repeat what was finished before, so their count starts at zero
         earlier, before = (opened.run_row(run_id), opened.unrecorded(run_id)) if resumed else ({}, Unrecorded())
         # the ledger counts those that were lost
-        unrecorded = replace(before, lost=0) if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
+        unrecorded = replace(before, lost=0) if config.kind in _SKIPPING else Unrecorded()
         recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
         ledger = opened_ledger(opened, recorder, cache)

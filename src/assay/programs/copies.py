@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from assay.errors import ConfigError
@@ -47,7 +47,7 @@ class FolderCopies:
         with self._lock:
             if key not in self._made:
                 place = Path(self._scratch.name) / key[:16]
-                self._copy(place)
+                copy_folder(self.root, place)
                 for name, content in files.items():
                     (place / self._inside(name)).write_bytes(content.encode("utf-8"))
                 self._made[key] = place
@@ -72,22 +72,36 @@ class FolderCopies:
             )
         return path.relative_to(self.root)
 
-    def _copy(self, place: Path) -> None:
-        linked, size = list[Path](), 0
 
-        def left_out(folder: str, names: Sequence[str]) -> set[str]:
-            nonlocal size
-            linked.extend(Path(folder) / name for name in names if name in _LINKED)
-            out = {name for name in names if name in _LINKED or name in _LEFT_OUT}
-            files = (Path(folder) / name for name in names if name not in out)
-            size += sum(path.stat().st_size for path in files if path.is_file())
-            if size > _MOST_BYTES:
-                raise ConfigError(
-                    f"copies {self.root}, which has more than {_MOST_BYTES >> 20} MiB: run this in a smaller folder",
-                    field="delivery",
-                )
-            return out
+def copy_folder(root: Path, place: Path, *, without: Collection[Path] = ()) -> list[Path]:
+    """Copies a folder without caches and version control; folders of dependencies are linked.
 
-        shutil.copytree(self.root, place, symlinks=True, ignore=left_out)
-        for folder in linked:
-            os.symlink(folder, place / folder.relative_to(self.root))
+    Args:
+        place: a new folder.
+        without: resolved paths that are left out.
+    Returns:
+        The folders that are linked.
+    Raises:
+        ConfigError: the folder is too large.
+    """
+    linked, size = list[Path](), 0
+
+    def left_out(folder: str, names: Sequence[str]) -> set[str]:
+        nonlocal size
+        linked.extend(Path(folder) / name for name in names if name in _LINKED)
+        out = {
+            name for name in names if name in _LINKED or name in _LEFT_OUT or Path(folder, name).resolve() in without
+        }
+        files = (Path(folder) / name for name in names if name not in out)
+        size += sum(path.stat().st_size for path in files if path.is_file())
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"{root} is copied and has more than {_MOST_BYTES >> 20} MiB: run this in a folder that has the agent "
+                "and its texts"
+            )
+        return out
+
+    shutil.copytree(root, place, symlinks=True, ignore=left_out)
+    for folder in linked:
+        os.symlink(folder, place / folder.relative_to(root))
+    return linked
