@@ -8,9 +8,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from typing import Any
 
 import dspy
 import pytest
+from aiohttp import web
 
 import assay
 from assay.deployment import load_artifact
@@ -28,7 +31,7 @@ from assay.jobs.migration import standing_of
 from assay.traces import Store
 from rigs.command_line import assay_command
 from rigs.projects import Said, write_rows
-from rigs.serving import ChatServer, chat_completion
+from rigs.serving import ChatServer
 
 ONE = """import dspy
 
@@ -66,7 +69,7 @@ class Sums(dspy.Module):
     def forward(self, question):
         return self.answer(question=question)
 """
-SIZES = {"train": 40, "val": 20, "gate": 40, "test": 40}
+SIZES = {"train": 20, "val": 10, "gate": 24, "test": 24}
 ADVICE = "Add carefully."
 SHARES = {"bad": 0.0, "shown": 0.3, "careful": 0.2, "hasty": 0.2}  # of right answers without help; others 0.9
 
@@ -86,8 +89,6 @@ def answers(body: dict[str, Any]) -> Any:
     model, texts = body["model"], [message["content"] for message in body["messages"]]
     if "improved_instruction" in texts[-1]:
         return f"[[ ## improved_instruction ## ]]\n{ADVICE}\n\n[[ ## completed ## ]]"
-    if model == "gone":
-        return chat_completion(model, "")
     form = format_of(texts[0])
     if model.endswith("-only") and model != f"{form}-only":
         return "I cannot say."
@@ -124,16 +125,23 @@ def place(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_folder
 
 
-def made(server: ChatServer, source: str = ONE, **more: Any) -> str:
-    """An artifact of the program with the model `old`, in the prompt format lean."""
+def made(server: ChatServer, source: str = ONE) -> str:
+    """An artifact of the program with the model `old`, in the prompt format lean. Compiled once for each program and
+    version of DSPy."""
     Path("sums.py").write_text(source)
-    report = assay.compile(
-        "sums.py:Sums", rubric="r.yaml", data="d.jsonl", model="openai/old", api_base=server.url, optimizer="labeled",
-        sizes={"train": 4, "val": 4, "gate": 1, "test": 1}, gate=False, test=False, preflight=False, out="old",
-        **{"prompt_format": "lean", **more},
-    )  # fmt: skip
+    kept = _made.setdefault((source, dspy.__version__), Path(tempfile.mkdtemp(dir=_folder.name)) / "old")
+    if not kept.exists():
+        assay.compile(
+            "sums.py:Sums", rubric="r.yaml", data="d.jsonl", model="openai/old", api_base=server.url,
+            optimizer="labeled", sizes={"train": 4, "val": 4, "gate": 1, "test": 1}, gate=False, test=False,
+            preflight=False, prompt_format="lean", out=kept, store=kept.parent / "made.db",
+        )  # fmt: skip
     server.bodies.clear()
-    return str(report.artifact)
+    return str(shutil.copytree(kept, "old"))
+
+
+_folder = tempfile.TemporaryDirectory(prefix="assay-migrated-")
+_made: dict[tuple[str, str], Path] = {}
 
 
 def migrated(server: ChatServer, model: str | None, **more: Any) -> Any:
@@ -152,25 +160,25 @@ def test_a_new_side_that_is_no_worse_costs_one_comparison_and_is_a_new_artifact(
     assert (data["verdict"], data["split"], data["cures"], data["stopped"]) == ("no worse", "gate", [], None)
     assert (data["old"]["model"], data["new"]["model"]) == ("openai/old", "openai/same")
     assert data["old"]["score"] == data["new"]["score"] > 0.8
-    assert (data["gain"]["mean"], data["gain"]["n"]) == (0.0, 40)
+    assert (data["gain"]["mean"], data["gain"]["n"]) == (0.0, 24)
     assert data["test_openings"] is None
-    assert (data["criteria"]["right"]["n"], sorted(data["task_types"])) == (40, ["even", "odd"])
-    # 40 gate tasks of each side; the preflight of the new side is a val task, that of the old side a gate task
-    assert Counter(server.models) == {"old": 40, "same": 41}
-    assert data["calls"] == 81
+    assert (data["criteria"]["right"]["n"], sorted(data["task_types"])) == (24, ["even", "odd"])
+    # 24 gate tasks of each side; the preflight of the new side is a val task, that of the old side a gate task
+    assert Counter(server.models) == {"old": 24, "same": 25}
+    assert data["calls"] == 49
     manifest = json.loads(Path("new/manifest.json").read_text())
-    assert (Path(manifest["parent"]).resolve(), manifest["model"]) == (Path(old), "openai/same")
+    assert (Path(manifest["parent"]).resolve(), manifest["model"]) == (Path(old).resolve(), "openai/same")
     assert "unproven" not in manifest
     assert manifest["settings"]["adapter"] == "lean"
     again = migrated(server, "same", out="new", resume=True)
-    assert (again.to_dict(), len(server.bodies)) == (json.loads(json.dumps(data)), 81)
+    assert (again.to_dict(), len(server.bodies)) == (json.loads(json.dumps(data)), 49)
 
 
 def test_a_new_side_that_stays_worse_ends_with_exit_code_1_and_an_unproven_artifact(server: ChatServer) -> None:
     made(server)
     done = assay_command(
-        "migrate", "old", "--data", "d.jsonl", "--model", "openai/bad", "--api-base", server.url, "--gate-size", "40",
-        "--val-size", "10", "--train-size", "10", "--out", "new", "--json",
+        "migrate", "old", "--data", "d.jsonl", "--model", "openai/bad", "--api-base", server.url, "--gate-size", "24",
+        "--val-size", "6", "--train-size", "6", "--out", "new", "--json",
     )  # fmt: skip
     report = done.report
     assert (done.code, report["verdict"], report["artifact"]) == (1, "worse", str(Path("new").resolve()))
@@ -221,7 +229,7 @@ def test_the_cheapest_cure_that_helps_is_kept_and_the_test_is_opened_once(
 
 def test_answers_that_cannot_be_parsed_or_are_cut_are_counted_apart(server: ChatServer) -> None:
     made(server)
-    report = migrated(server, "xml-only", max_calls=83)  # which ends it after the gate
+    report = migrated(server, "lean-only", prompt_format="json", max_calls=51)  # which ends it after the gate
     assert report.new["failed"] == report.new["n"] == report.new["parse_failures"]
     assert (report.old["parse_failures"], report.old["truncated"], report.new["truncated"]) == (0, 0, 0)
 
@@ -272,7 +280,7 @@ def test_a_program_of_another_shape_is_refused_by_name(server: ChatServer, monke
     assert server.bodies == []
 
 
-@pytest.mark.parametrize(("cap", "split", "stopped"), [(30, 14, "gate tasks"), (90, 40, "reserved for gate and test")])
+@pytest.mark.parametrize(("cap", "split", "stopped"), [(30, 14, "gate tasks"), (60, 24, "reserved for gate and test")])
 def test_a_cap_ends_it_and_a_higher_one_continues(server: ChatServer, cap: int, split: int, stopped: str) -> None:
     made(server)
     report = migrated(server, "shown", max_calls=cap)
@@ -284,7 +292,7 @@ def test_a_cap_ends_it_and_a_higher_one_continues(server: ChatServer, cap: int, 
     resumed = migrated(server, "shown", resume=True)
     assert (kept(resumed), resumed.stopped) == (["new demonstrations"], None)
     assert resumed.calls == len(server.bodies)
-    sent = Counter(json.dumps([body["model"], body["messages"]]) for body in server.bodies)
+    sent = Counter(map(json.dumps, server.bodies))
     assert max(sent.values()) == 1
 
 
@@ -321,12 +329,12 @@ def test_killed_it_resumes_and_pays_nothing_twice(server: ChatServer) -> None:
     server.delay_s = 0.02
     command = [
         sys.executable, "-m", "assay", "migrate", "old", "--data", "d.jsonl", "--model", "openai/shown", "--api-base",
-        server.url, "--gate-size", "40", "--test-size", "40", "--val-size", "20", "--margin", "0.2", "--threads", "1",
+        server.url, "--gate-size", "24", "--test-size", "24", "--val-size", "10", "--margin", "0.2", "--threads", "1",
         "--json",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ)
     try:
-        while len(server.bodies) < 120:
+        while len(server.bodies) < 70:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
@@ -338,7 +346,7 @@ def test_killed_it_resumes_and_pays_nothing_twice(server: ChatServer) -> None:
     report = json.loads(done.stdout)
     assert [cure["cure"] for cure in report["cures"] if cure["kept"]] == ["new demonstrations"]
     assert report["test_openings"]["this_job"] == 1
-    sent = Counter(json.dumps([body["model"], body["messages"]]) for body in server.bodies)
+    sent = Counter(map(json.dumps, server.bodies))
     assert sum(count - 1 for count in sent.values()) == report["repeated_calls"] <= 1  # the one in flight
     assert report["calls"] == len(sent)
 
@@ -366,13 +374,17 @@ def test_for_another_dspy_the_old_side_is_recorded_and_labelled(
     report = migrated(server, None, out="new", cache=False, progress=said)
     assert (report.old["recorded"], report.new["recorded"], report.verdict) == (True, False, "no worse")
     assert (report.old["dspy"], report.new["dspy"]) == ("3.4.0", dspy.__version__)
-    assert report.gain["n"] == 40
-    assert len(server.bodies) == 41
-    note = "the old side is recorded rollouts, not run now: 40 of 40 gate tasks"
+    assert report.gain["n"] == 24
+    assert len(server.bodies) == 25
+    note = "the old side is recorded rollouts, not run now: 24 of 24 gate tasks"
     assert note in report.notes
     assert "old, recorded" in str(list(report.lines()))
     assert report.prompts == []  # the recorded calls are rendered as they were
     assert load_artifact("new").manifest["parent"] == "old"
+
+
+def away() -> web.Response:
+    return web.json_response({"error": {"message": "there is no such model"}}, status=404)
 
 
 def test_a_model_that_is_gone_can_be_compared_by_its_recorded_rollouts(
@@ -380,9 +392,7 @@ def test_a_model_that_is_gone_can_be_compared_by_its_recorded_rollouts(
 ) -> None:
     made(server)
     assay.evaluate("old", rubric="old/rubric/rubric.yaml", data="d.jsonl", split="gate", sizes=SIZES)
-    away = chat_completion("old", "")
-    away.set_status(404)
-    monkeypatch.setattr(server, "answer", lambda body: away if body["model"] == "old" else answers(body))
+    monkeypatch.setattr(server, "answer", lambda body: away() if body["model"] == "old" else answers(body))
     with pytest.raises(ModelError, match=r"the old side: .*answer"):
         migrated(server, "same", cache=False)
     report = migrated(server, "same", cache=False, recorded=True)
@@ -430,5 +440,5 @@ def test_the_rollouts_of_both_sides_are_stored_with_their_models(server: ChatSer
     with Store("own.db") as store:
         sides = Counter(row.model for row in store.rollouts() if row.phase == "gate")
         kinds = [row.kind for row in store.engine.connect().exec_driver_sql("SELECT kind FROM runs")]
-    assert sides == {"openai/old": 40, "openai/same": 40}
+    assert sides == {"openai/old": 24, "openai/same": 24}
     assert kinds == ["migrate"]

@@ -268,6 +268,8 @@ def _migrated(job: "Job", config: Migrate, *, recorded: bool) -> "tuple[Migratio
 
     splits, session, progress = job.splits, job.session, job.session.progress
     notes = [*announce_splits(splits, progress), *job.warnings, *unused_settings(job)]
+    if session.rubric.needs_judge and config.own_models:
+        notes.append("judges without a model of their own use the new one, for both sides: `judge_model` names another")
     old, known = old_side(job, recorded=recorded), KnownRuns()
     if recorded:
         runs = recorded_side(job, old)

@@ -49,7 +49,7 @@ from assay.rubrics.scoring import ScoredRun
 from assay.support.numbers import counted
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.messages.final_answer import Prompt, asked_outputs
-from assay.traces.store.listing import list_runs
+from assay.traces.store.listing import find_rollouts, list_runs
 
 NO_WORSE, WORSE, TOO_FEW = "no worse", "worse", "too few tasks"
 OLD_FORMAT, FORMATS, DEMONSTRATIONS, INSTRUCTIONS = (
@@ -60,7 +60,7 @@ _DEMOS = 16  # demonstrations of a predictor at most, as in a compile
 _EXPLORED = 12  # successful runs that end the collection of demonstrations
 _EXPLORING = 10  # runs for each of them, at most
 _PROPOSED = 3  # instructions for each predictor that loses
-_MOST_READ = 20  # recorded rollouts in which a call of each predictor is searched
+_MOST_READ = 100  # newest rollouts in which a call of each predictor is searched
 
 
 # -- the verdict
@@ -174,8 +174,8 @@ def recorded_side(job: Job, old: RecordedProgram) -> dict[str, ScoredRun]:
     """
     artifact, wanted = _artifact(job), {task.id for task in job.splits.gate}
     manifest = artifact.manifest
-    runs = {run["id"] for run in list_runs(job.store) if run["config"].get("dspy") == manifest["dspy"]}
-    known = recorded_runs(old, job.store, version=manifest["version"], model=manifest["model"], runs=runs)
+    version, model = manifest["version"], manifest["model"]
+    known = recorded_runs(old, job.store, version=version, model=model, runs=_runs_of_old_dspy(job))
     if not wanted & known.keys():
         rubric = job.session.rubric
         raise ConfigError(
@@ -187,6 +187,12 @@ def recorded_side(job: Job, old: RecordedProgram) -> dict[str, ScoredRun]:
             ),
         )
     return known
+
+
+def _runs_of_old_dspy(job: Job) -> set[str]:
+    """Ids of the runs of the store that were made with the artifact's version of DSPy."""
+    version = _artifact(job).manifest["dspy"]
+    return {run["id"] for run in list_runs(job.store) if run["config"].get("dspy") == version}
 
 
 # -- prompts
@@ -229,11 +235,11 @@ def format_of(job: Job, new: RecordedProgram) -> str:
 
 
 def _recorded_calls(job: Job) -> list[list[dict[str, Any]]]:
-    """Messages of calls of recorded rollouts of the artifact."""
-    version, store = _artifact(job).manifest["version"], job.store
-    rows = (row.id for row in store.rollouts() if row.program_version == version and row.run_id != job.run_id)
-    some = [row for row, _ in zip(rows, range(_MOST_READ), strict=False)]
-    return [chat_messages(call.request) for row in some for call in store.rollout(row).transitions]
+    """Messages of calls of recorded rollouts of the artifact, made with its version of DSPy."""
+    runs, version = _runs_of_old_dspy(job), _artifact(job).manifest["version"]
+    rows = find_rollouts(job.store, equal={"program_version": version}, limit=_MOST_READ)
+    some = [row.id for row in rows if row.run_id in runs]
+    return [chat_messages(call.request) for row in some for call in job.store.rollout(row).transitions]
 
 
 def _renders_same(signature: Any, prompt_format: str, calls: Sequence[Sequence[Mapping[str, Any]]]) -> bool | None:
