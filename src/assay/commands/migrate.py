@@ -182,12 +182,12 @@ class Migrate(Reported, Trusting, InStore, NewArtifact, ReflectionModel, Decided
 
     def check(self) -> None:
         if not isinstance(self.program, str | Path) or not is_artifact(self.program):
-            hint = "compile and tune print the folder of their artifact"
-            raise ConfigError(f"{self.program!r} is not the folder of an artifact", field="program", hint=hint)
+            hint = "Give the folder that compile or tune has printed"
+            raise ConfigError(f"{self.program!r} is not the folder of an artifact", hint=hint)
         manifest = read_manifest(Path(self.program))
         if manifest.get("kind") == "judge":
             hint = "Compile it for the new model: assay judge compile"
-            raise ConfigError(f"{self.program} is a compiled judge", field="program", hint=hint)
+            raise ConfigError(f"{self.program} is a compiled judge", hint=hint)
         if self.rubric is None:
             files = manifest.get("rubric_files") or {}
             name = next((name for name in files if name in ("rubric.yaml", "rubric.toml", "rubric.json")), None)
