@@ -169,7 +169,7 @@ class Migrate(Reported, Trusting, InStore, NewArtifact, ReflectionModel, Decided
 
     program: Annotated[Source, Flag(metavar="ARTIFACT", path=True, key=False, stored=True)] = field(kw_only=False)
     """Folder of the artifact."""
-    rubric: Annotated[Source | None, Flag(metavar="R", path=True)] = None
+    rubric: Annotated[Source, Flag(metavar="R", path=True)] = None
     """Rubric, as for other commands; by default the one that the artifact was measured by, from its folder."""
     recorded: Annotated[bool, Flag(key=False, stored=True)] = False
     """Take recorded rollouts of the store as the old side, for a model that does not answer any more. Always so without

@@ -242,7 +242,7 @@ def _recorded_calls(job: Job) -> list[list[dict[str, Any]]]:
     return [chat_messages(call.request) for row in some for call in job.store.rollout(row).transitions]
 
 
-def _renders_same(signature: Any, prompt_format: str, calls: Sequence[Sequence[Mapping[str, Any]]]) -> bool | None:
+def _renders_same(signature: Any, prompt_format: str, calls: Sequence[Sequence[dict[str, Any]]]) -> bool | None:
     """Whether a recorded prompt of a predictor is rendered now as it was; None without one that can be read."""
     adapter = make_adapter(prompt_format) if prompt_format in ADAPTERS else dspy.settings.adapter
     for messages in calls:
@@ -290,8 +290,8 @@ class Migration:
         self.job, self.session, self.splits, self.decisions = job, job.session, job.splits, job.config.decisions
         self.old, self.new, self.known = old, job.recorded, known
         self.margin, self.threshold, self.recorded = margin, threshold, recorded
-        self.split, self.stopped, self.notes = "gate", None, list[str]()
-        self.cures = list[dict[str, Any]]()
+        self.split, self.notes, self.cures = "gate", list[str](), list[dict[str, Any]]()
+        self.stopped: str | None = None
         self._demonstrations = list[Demonstration]()
         self._gate = self._tasks(self.splits.gate)
 
