@@ -78,8 +78,8 @@ class MigrateReport(JobReport):
         yield self._sides()
         kinds = self.task_types if len(self.task_types) > 1 else {}
         gains = {**self.criteria, **{type_label(kind): gain for kind, gain in kinds.items()}}
-        rows = [(name, interval(gain)) for name, gain in gains.items()]
-        yield Table(title="gain of the new side, paired 95 %", rows=[("score", interval(self.gain)), *rows])
+        rows = [(name, interval(gain) or "–") for name, gain in gains.items()]
+        yield Table(title="gain of the new side, paired 95 %", rows=rows)
         yield from failure_lines(self.new)
         yield f"gain of the new side: {with_interval(self.gain)}: {self._verdict()}"
         if self.cures:
@@ -94,9 +94,8 @@ class MigrateReport(JobReport):
             yield f"artifact: {self.artifact}"
 
     def _verdict(self) -> str:
-        words = {"worse": "it is worse", "no worse": "it is no worse"}.get(self.verdict)
-        if words is not None:
-            return f"{words} by the margin {self.margin:g}"
+        if self.verdict != "too few tasks":
+            return f"it is {self.verdict}, by the margin {self.margin:g}"
         needed = f"; about {self.tasks_needed:,} would decide" if self.tasks_needed else ""
         return f"too few tasks to decide by the margin {self.margin:g}{needed}"
 
@@ -203,8 +202,13 @@ class Migrate(Reported, Trusting, InStore, NewArtifact, ReflectionModel, Decided
 
     def request(self, job: "Job", each: float) -> "Request":
         from assay.jobs.planning import with_report
+        from assay.optimizers.budget import decision_tasks
+        from assay.support.numbers import counted
 
-        note = "the sealed test and the search are only for a new side that is worse"
+        calls = round(2 * each * len(decision_tasks(job.splits, "gate", self.decisions)))
+        note = (
+            f"{counted(calls, 'calls')} of them compare both sides on gate; the others are for a new side that is worse"
+        )
         return with_report(job, float(_RUNS_OF_CURES * job.splits.sizes()["val"]), note)
 
     def run(self) -> MigrateReport:

@@ -6,6 +6,7 @@ the new model, instructions for the predictors that lose. Each is selected on va
 better than the new side so far. Once one is kept, the sealed test decides.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +61,7 @@ _DEMOS = 16  # demonstrations of a predictor at most, as in a compile
 _EXPLORED = 12  # successful runs that end the collection of demonstrations
 _EXPLORING = 10  # runs for each of them, at most
 _PROPOSED = 3  # instructions for each predictor that loses
-_MOST_READ = 100  # newest rollouts in which a call of each predictor is searched
+_MOST_READ = 20  # recorded rollouts in which a call of each predictor is searched
 
 
 # -- the verdict
@@ -237,8 +238,8 @@ def format_of(job: Job, new: RecordedProgram) -> str:
 def _recorded_calls(job: Job) -> list[list[dict[str, Any]]]:
     """Messages of calls of recorded rollouts of the artifact, made with its version of DSPy."""
     runs, version = _runs_of_old_dspy(job), _artifact(job).manifest["version"]
-    rows = find_rollouts(job.store, equal={"program_version": version}, limit=_MOST_READ)
-    some = [row.id for row in rows if row.run_id in runs]
+    rows = find_rollouts(job.store, equal={"program_version": version})
+    some = list(itertools.islice((row.id for row in rows if row.run_id in runs), _MOST_READ))
     return [chat_messages(call.request) for row in some for call in job.store.rollout(row).transitions]
 
 
@@ -304,9 +305,9 @@ class Migration:
         """
         plan, tasks = self._planned(), len(self._gate)
         self._gate = self._gate[: plan.gate]
-        if plan.capped:
-            self.stopped = plan.short or f"the caps leave {len(self._gate)} of {counted(tasks, 'gate tasks')}"
         self.first = self.result = self._compared(self._gate, self.decisions.rule(len(self._gate), futility=False))
+        if plan.capped and not self.result.ended:
+            self.stopped = f"the caps leave {len(self._gate)} of {counted(tasks, 'gate tasks')}"
         cures = {
             OLD_FORMAT: self._in_old_format, FORMATS: self._in_other_formats, DEMONSTRATIONS: self._with_demonstrations,
             INSTRUCTIONS: self._with_instructions,
