@@ -28,6 +28,7 @@ from assay.deployment import load_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, ModelError, ProgramError
 from assay.evaluation.statistics import paired_gain
 from assay.jobs.migration import standing_of
+from assay.testing import scripted_lm
 from assay.traces import Store
 from rigs.command_line import assay_command
 from rigs.projects import Said, write_rows
@@ -68,6 +69,18 @@ class Sums(dspy.Module):
 
     def forward(self, question):
         return self.answer(question=question)
+"""
+TYPED = """import dspy
+
+
+class Sums(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        kind = "str" if dspy.__version__ == "3.4.0" else "int"
+        self.answer = dspy.Predict(f"question -> answer: {kind}")
+
+    def forward(self, question):
+        return {"answer": str(self.answer(question=question).answer)}
 """
 SIZES = {"train": 20, "val": 10, "gate": 24, "test": 24}
 ADVICE = "Add carefully."
@@ -125,23 +138,23 @@ def place(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_folder
 
 
-def made(server: ChatServer, source: str = ONE) -> str:
-    """An artifact of the program with the model `old`, in the prompt format lean. Compiled once for each program and
+def made(server: ChatServer, source: str = ONE, *, form: str = "lean") -> str:
+    """An artifact of the program with the model `old`, in a prompt format. Compiled once for each program and
     version of DSPy."""
     Path("sums.py").write_text(source)
-    kept = _made.setdefault((source, dspy.__version__), Path(tempfile.mkdtemp(dir=_folder.name)) / "old")
+    kept = _made.setdefault((source, form, dspy.__version__), Path(tempfile.mkdtemp(dir=_folder.name)) / "old")
     if not kept.exists():
         assay.compile(
             "sums.py:Sums", rubric="r.yaml", data="d.jsonl", model="openai/old", api_base=server.url,
             optimizer="labeled", sizes={"train": 4, "val": 4, "gate": 1, "test": 1}, gate=False, test=False,
-            preflight=False, prompt_format="lean", out=kept, store=kept.parent / "made.db",
+            preflight=False, prompt_format=form, out=kept, store=kept.parent / "made.db",
         )  # fmt: skip
     server.bodies.clear()
     return str(shutil.copytree(kept, "old"))
 
 
 _folder = tempfile.TemporaryDirectory(prefix="assay-migrated-")
-_made: dict[tuple[str, str], Path] = {}
+_made: dict[tuple[str, str, str], Path] = {}
 
 
 def migrated(server: ChatServer, model: str | None, **more: Any) -> Any:
@@ -383,6 +396,19 @@ def test_for_another_dspy_the_old_side_is_recorded_and_labelled(
     assert load_artifact("new").manifest["parent"] == "old"
 
 
+def test_a_prompt_that_this_dspy_renders_otherwise_is_listed(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(dspy, "__version__", "3.4.0")
+        made(server, TYPED, form="json")
+        assay.evaluate("old", split="gate", rubric="r.yaml", data="d.jsonl", sizes={"gate": 5})
+    report = migrated(server, None, rubric="r.yaml", sizes={**SIZES, "gate": 5})
+    reason = f"DSPy {dspy.__version__} renders it otherwise than 3.4.0"
+    assert report.prompts == [{"predictor": "answer", "differs": True, "reason": reason}]
+    assert report.gain["n"] == 5
+
+
 def away() -> web.Response:
     return web.json_response({"error": {"message": "there is no such model"}}, status=404)
 
@@ -421,17 +447,36 @@ def test_what_cannot_be_migrated_is_refused_by_name(server: ChatServer) -> None:
     Path("new").mkdir()
     with pytest.raises(ConfigError, match="already exists"):
         migrated(server, "same", out="new")
+    for kind, words in (("judge", "is a compiled judge"), ("program", "rubric: is missing")):
+        Path("new/manifest.json").write_text(json.dumps({"format": 2, "kind": kind, "program": "p", "model": "m"}))
+        with pytest.raises(ConfigError, match=words):
+            assay.migrate("new", data="d.jsonl", model="openai/same")
+    assert server.bodies == []
+
+
+def test_an_artifact_whose_model_was_an_object_needs_recorded_rollouts(server: ChatServer) -> None:
+    Path("sums.py").write_text(ONE)
+    lm = scripted_lm(lambda request: "answer: 1")
+    sizes = {"train": 4, "val": 4, "gate": 1, "test": 1}
+    assay.compile(
+        "sums.py:Sums", rubric="r.yaml", data="d.jsonl", lm=lm, optimizer="labeled", sizes=sizes, gate=False,
+        test=False, preflight=False, prompt_format="lean", out="old",
+    )  # fmt: skip
+    server.bodies.clear()
+    with pytest.raises(ConfigError, match=r"an object that no name stands for. Take its recorded rollouts"):
+        migrated(server, "same")
     assert server.bodies == []
 
 
 def test_a_dry_run_says_what_it_takes_and_calls_nothing(server: ChatServer) -> None:
     made(server)
     done = assay_command(
-        "migrate", "old", "--data", "d.jsonl", "--model", "openai/same", "--api-base", server.url, "--dry-run", "--json"
-    )
+        "migrate", "old", "--data", "d.jsonl", "--model", "openai/same", "--api-base", server.url, "--gate-size", "24",
+        "--dry-run", "--json",
+    )  # fmt: skip
     assert (done.code, done.report["kind"], server.bodies) == (0, "migrate", [])
     assert done.report["calls"] > 0
-    line = "120 calls of them compare both sides on gate; the others are for a new side that is worse"
+    line = "48 calls of them compare both sides on gate; the others are for a new side that is worse"
     assert line in done.report["warnings"]
 
 
