@@ -15,7 +15,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --nump
 
 STUB_TESTS := tests/models/test_engine_contract.py tests/models/test_dspy_versions.py tests/traces/test_own_lms.py
 # their scripted answers are in the chat format
-STUB_CHAT_TESTS := $(addprefix tests/, models/test_ledger.py traces/test_recorder.py \
+STUB_CHAT_TESTS := $(addprefix tests/, models/test_ledger.py commands/test_migrate.py traces/test_recorder.py \
 	traces/test_gateway_conversations.py rubrics/test_protection.py judges/test_reading.py $(addprefix programs/test_, \
 	agents.py converse.py dspy_modules.py threads_in_programs.py tool_user.py typed_programs.py) \
 	$(addprefix optimizers/test_, adapters.py any_teleprompter.py own_prompt_formats.py repairs.py))

@@ -77,6 +77,8 @@ COMMANDS = [
     f"evaluate {JOB} --report no/such/folder.html",
     f"improve {JOB} --name x --order dance",
     f"improve {JOB} --name x --model openai/m",
+    "migrate triage.py --data tickets.csv --model openai/m",
+    "migrate nosuch --data tickets.csv",
     "evaluate triage.py --rubric rubric.yaml --data items.jsonl --model openai/m",
     "evaluate triage.py --rubric mood.yaml --data tickets.csv --model openai/m",
     "evaluate mathqa --rubric math_qa --data arithmetic:size=9",

@@ -39,6 +39,7 @@ _WHERE = {
     "load_rubric": "assay.jobs.loading",
     "load_tasks": "assay.datasets",
     "load_verifier": "assay.jobs.loading",
+    "migrate": "assay.commands.migrate",
     "parameter_impact": "assay.commands.impact",
     "project_settings": "assay.commands.project",
     "record": "assay.jobs.recording",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:  # `as` makes them public to type checkers
     from assay.commands.improve import improve as improve
     from assay.commands.index import index as index
     from assay.commands.judge_compile import compile_judge as compile_judge
+    from assay.commands.migrate import migrate as migrate
     from assay.commands.project import project_settings as project_settings
     from assay.commands.run import run as run
     from assay.commands.train import train as train, train_sft as train_sft

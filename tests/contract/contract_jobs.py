@@ -53,13 +53,14 @@ LOOSE = ("--privacy", "patterns", "--min-clean", "0")
 
 @pytest.fixture(scope="session")
 def jobs(server: PromptServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A program evaluated, compiled, tuned and improved."""
+    """A program evaluated, compiled, migrated, tuned and improved."""
     project = Project(tmp_path_factory.mktemp("jobs"), server.url)
     price = ("--price", "1,2")
     project.report("evaluate", "sums.py:Sums", *price)
     project.report("compile", "sums.py:Sums", "--max-search-calls", "40", "--out", "one", *price)
     project.report("run", "one", "question=What is 7 + 1?")
     project.report("compare", "sums.py:Sums", "one")
+    project.report("migrate", "one", "--model", "openai/n", "--api-base", server.url, *price)
     project.report("tune", "sums.py:Sums", "--trials", "2", "--out", "two")
     project.report("collect", "sums.py:Sums", "--size", "6", "-n", "4")
     project.report("improve", "sums.py:Sums", "--name", "better", "--order", "prompts", "--max-search-calls", "40")

@@ -18,8 +18,8 @@ FACES = (
 )  # fmt: skip
 FUNCTIONS = (
     "collect", "compare", "compile", "compile_judge", "deployed", "evaluate", "export", "get_lm", "improve", "index",
-    "join_tune", "load", "load_judge", "load_rubric", "load_tasks", "load_verifier", "parameter_impact",
-    "project_settings", "record", "recorded", "run", "side_effects", "train", "train_sft", "tune",
+    "join_tune", "load", "load_judge", "load_rubric", "load_tasks", "load_verifier", "migrate",
+    "parameter_impact", "project_settings", "record", "recorded", "run", "side_effects", "train", "train_sft", "tune",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import assay
 from assay.errors import AssayError
 from rigs.command_line import described, leaves, while_serving
 
-JOBS = ("evaluate", "compile", "run", "compare", "tune", "collect", "improve", "runs list", "runs show")
+JOBS = ("evaluate", "compile", "run", "compare", "migrate", "tune", "collect", "improve", "runs list", "runs show")
 TRACES = (
     "traces list", "traces show", "traces rate", "traces stats", "traces score", "traces close", "traces export",
     "traces import", "traces forget", "export sft", "export grpo", "export preferences", "export transitions",

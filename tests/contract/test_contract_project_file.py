@@ -24,7 +24,7 @@ VALUES = {
 FUNCTIONS = {  # of which the keywords are keys
     **{f"export {kind}": "export" for kind in ("sft", "grpo", "preferences", "transitions")},
     "train rl": "train", "train sft": "train_sft", "judge compile": "compile_judge",
-    **{name: name for name in ("collect", "compare", "compile", "evaluate", "improve", "index", "tune")},
+    **{name: name for name in ("collect", "compare", "compile", "evaluate", "improve", "index", "migrate", "tune")},
 }  # fmt: skip
 
 

@@ -53,6 +53,7 @@ COMMANDS = {
     "loop start": ("loop.StartLoop", "Enable assay loop run for an agent. Starts no process."),
     "loop status": ("loop.LoopStatus", "Show where the loop of an agent stands, and seven figures."),
     "loop stop": ("loop.StopLoop", "End the loop of an agent. An active deployment continues."),
+    "migrate": ("migrate.Migrate", "Move an artifact to another model or DSPy version, and cure a loss."),
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
     "referee open": ("referee.OpenReferee", "Open a referee of a coding agent that improves an agent's texts."),

@@ -24,6 +24,7 @@ from assay.rubrics.scoring import ScoredRun, coverage_report, mean_result
 from assay.support.numbers import figure
 from assay.support.report import ReportRepr, measure_text
 from assay.traces import Rollout, Store
+from assay.traces.store.listing import find_rollouts
 
 _BY_TASK = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
 
@@ -257,6 +258,24 @@ def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False)
         r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP and r.program_version == version
     ]
     return {(r.task_id, r.sample): _run_of(store.rollout(r.id), program.has_tools) for r in rows}
+
+
+def recorded_runs(
+    program: RecordedProgram, store: Store, *, version: str, model: str, runs: Collection[str]
+) -> dict[str, ScoredRun]:
+    """The newest scored run of each task by its id, of any split, that a version of the program made with a model.
+
+    Args:
+        program: has the parameters of these runs; the rubric version of its session scored them.
+        version: as the store has it. That of `program_version` differs where another version of DSPy wrote the state.
+        runs: ids of the runs of the store that are read.
+    """
+    rubric, newest = program.session.rubric, dict[str, Rollout]()
+    for row in find_rollouts(store, equal={"program_version": version, "model": model, "source": "program"}):
+        same = row.parameters == program.settings["parameters"] and row.rubric == f"{rubric.name}@{rubric.version}"
+        if same and row.run_id in runs and row.score is not None:
+            newest.setdefault(row.task_id, row)
+    return {task_id: _run_of(store.rollout(row.id), program.has_tools) for task_id, row in newest.items()}
 
 
 def scored_otherwise(store: Store, run_id: str, rubric: Rubric) -> int:

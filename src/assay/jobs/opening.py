@@ -170,7 +170,7 @@ def open_run(
             opened, config.key, kind=config.kind, started_at=started, resume=resume, cache=config.cache
         )
         folder = run_folder(store, run_id)
-        stored = config.without_passwords
+        stored = {**config.without_passwords, "dspy": dspy.__version__}
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         left = close_running(opened, run_id.rpartition("-")[0] + "-")
         deaths = Deaths(DeathsInStore(opened, run_id), running=left if resumed else ())

@@ -58,7 +58,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def unproven_note(name: str | Path, facts: Mapping[str, Any] | None = None) -> str | None:
-    """A note on an artifact that gate did not show to be better than its baseline; None for others.
+    """A note on an artifact that gate did not show to be better than its baseline, or that a migration did not show to
+    be no worse than its parent; None for others.
 
     Args:
         name: folder of the artifact, or the name of a version.
@@ -69,6 +70,9 @@ def unproven_note(name: str | Path, facts: Mapping[str, Any] | None = None) -> s
         facts = read_json(folder / "manifest.json", folder) if (folder / "manifest.json").is_file() else {}
     if not facts.get("unproven"):
         return None
+    result = facts.get("result")
+    if isinstance(result, Mapping) and "verdict" in result:
+        return f"{name} is unproven: compared with the artifact that it was migrated from, it is {result['verdict']!r}"
     return f"{name} is unproven: its gate did not show that it is better than its baseline, which is stored beside it"
 
 

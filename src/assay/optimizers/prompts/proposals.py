@@ -5,7 +5,7 @@ Does not call a model.
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -218,17 +218,20 @@ def propose_instruction(
     *,
     number: int,
     instruction_check: InstructionCheck,
+    among: Collection[str] = (),
 ) -> Proposed | None:
     """One proposal; None where the model gave nothing usable. It costs one call.
 
     Args:
         instruction_check: checks the proposal and counts it if it is rejected.
         number: how many there are already; decides what is shown, and which predictor it is for.
+        among: names of the predictors that it may be for; empty for all.
     Raises:
         StopRun: a cap or the user stopped the run.
     """
     rng = random.Random(f"instruction {session.seed} {number}")
-    name, predictor = rng.choice(student.program.named_predictors())
+    predictors = student.program.named_predictors()
+    name, predictor = rng.choice([pair for pair in predictors if not among or pair[0] in among])
     lm = (session.prompt_lm or session.lm).copy(temperature=_HOT)
     drawn = rng.sample(list(pool), min(_EXAMPLES, len(pool)))
     examples = [_run(d, name) for d in drawn]
