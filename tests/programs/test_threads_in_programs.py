@@ -96,10 +96,10 @@ def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[...,
 
 
 class Emptied(tqdm):
-    """A bar that is made while `dspy.Parallel` in another thread empties the set of all bars."""
+    """A bar that is made while `dspy.Parallel`, as if in another thread, empties the set of all bars."""
 
     def __init__(self) -> None:
-        self._instances.clear()
+        by_parallel(str)
         super().__init__(disable=True)
 
 
