@@ -44,8 +44,8 @@ class MigrateReport(JobReport):
         criteria: this gain for each criterion
         task_types: this gain for each type of task
         gate: the gain on gate before any cure
-        cures: what was tried, in order: `cure`, `candidate`, `val` (mean score `before` and `after`), `gate` (gain over
-            the new side without it), `kept`, `note`
+        cures: what was tried, in order: `cure`, `candidate`, `predictors` (for which instructions were proposed),
+            `val` (mean score `before` and `after`), `gate` (gain over the new side without it), `kept`, `note`
         prompts: predictors whose prompt differs (`differs` true) or where that is unknown (null), with `reason`
     """
 

@@ -386,7 +386,8 @@ class Migration:
 
     def _try(self, cure: str, candidates: Callable[[], Candidates]) -> None:
         """Selects the best candidate of a cure on val, and keeps it if gate shows that it is better."""
-        row: dict[str, Any] = {"cure": cure, "candidate": None, "val": None, "gate": None, "kept": False, "note": None}
+        empty = dict.fromkeys(("candidate", "predictors", "val", "gate", "note"))
+        row: dict[str, Any] = {"cure": cure, **empty, "kept": False}
         self.cures.append(row)
         tried = [Candidate("without it", self.new)]
         try:
