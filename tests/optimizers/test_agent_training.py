@@ -186,7 +186,7 @@ def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(model_n
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [
-        ("math_qa", {"agent_model": "gpt-5"}, "agent_model: would have no effect: a program is trained"),
+        ("math_qa", {"agent_model": "gpt-5"}, "agent_model: would have no effect: a program is run"),
         ("math_qa", {"agent_listen": "127.0.0.1:8330"}, "agent_listen: would have no effect"),
         ("math_qa", {"agent": "agent.py:solve"}, "either a program or an agent"),
         (None, {"prompt_format": "lean"}, "prompt_format: would have no effect: an agent writes"),

@@ -446,15 +446,15 @@ class AgentJob(AgentServing):
         return {}
 
     def check(self) -> None:
-        names, why = ("agent_model", "agent_key", "agent_listen"), "without `agent`"
+        names, why = ("agent_model", "agent_key", "agent_listen"), "a program is run, not an agent"
         if self.agent is not None:
-            names, why = ("prompt_format", "state", "replace_lms"), "on an agent, which writes its prompts itself"
+            names, why = ("prompt_format", "state", "replace_lms"), "an agent writes its prompts itself"
         kind: Any = type(self)
         if self.agent is not None and getattr(self, "executor", "threads") != "threads":
             raise ConfigError("must be threads with `agent`: its model is served on this machine", field="executor")
         for name in self.changed(*(name for name in names if name in options_of(kind))):
             if not is_of_project(name, getattr(self, name)):
-                raise ConfigError(f"would have no effect {why}", field=name)
+                raise ConfigError(f"would have no effect: {why}", field=name)
 
     @classmethod
     def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
