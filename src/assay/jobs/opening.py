@@ -32,6 +32,7 @@ from assay.models.unrecorded import Unrecorded
 from assay.sources.artifact_files import is_artifact
 from assay.support.names import place_in
 from assay.traces import Recorder, Store
+from assay.traces.records import short_id
 from assay.traces.resuming import DeathsInStore, close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.leases import Lease, acquire, held_by, patiently
 from assay.traces.store.listing import run_folder
@@ -75,7 +76,7 @@ def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str, *, to_help
     Raises:
         ConfigError: another process runs the job.
     """
-    name, file = f"job:{key}", home / "runs" / f"{key}-{store_id[:8]}.lock"
+    name, file = f"job:{key}", home / "runs" / f"{key}-{short_id(store_id)}.lock"
     with ExitStack() as locked:
         try:
             locked.enter_context(exclusive_lock(file))
