@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from aiohttp import web
 
 import assay
@@ -16,6 +17,7 @@ from assay.optimizers.finetuning.base import load_policy
 from assay.reports.training import read_training_log
 from assay.traces import Store
 from assay.traces.store.listing import finished_report, list_runs
+from assay.traces.store.tables import test_openings
 from rigs.command_line import assay_command
 from rigs.projects import Said, write_program, write_project, write_rows
 from rigs.serving import ChatServer
@@ -170,6 +172,46 @@ def test_a_fine_tuning_is_a_run_with_its_curves(tiny_model: Path, own_folder: Pa
     assert log.curves == {"loss/training": report.loss, "loss/held_out": report.held_out_loss}
     assert log.steps == report.steps
     assert stored["best_step"] == report.best_step
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_stopped_during_its_comparison_continues_with_it(
+    small_embedded: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program()
+    Path("r.yaml").write_text(FIELD)
+    write_rows("data.jsonl", [{"question": f"Does page {n} crash?", "answer": "bug"} for n in range(40)])
+    rows = write_rows("rows.jsonl", [supervised(f"How much is {at} + 1?", f"It is {at + 1}.") for at in range(8)])
+    options: dict[str, Any] = {
+        "name": "tiny", "store": own_folder / "s.db", "model": small_embedded, "epochs": 1, "batch": 4, "lora_r": 2,
+        "program": "mine.py:Mine", "rubric": "r.yaml", "data": "data.jsonl", "test_size": 2,
+        "evaluation": {"preflight": False},
+    }  # fmt: skip
+
+    stops = True
+
+    def evaluated(program: str, *, model: str, **settings: Any) -> Any:
+        if stops and model != small_embedded:
+            raise KeyboardInterrupt
+        return assay.evaluate(program, model=model, **{**settings, "preflight": False})  # it answers nothing useful
+
+    monkeypatch.setattr("assay.commands.train.evaluate", evaluated)
+    with pytest.raises(KeyboardInterrupt):
+        assay.train_sft(rows, progress=SilentProgress(), **options)
+    stops = False
+    with pytest.raises(ConfigError, match="there is an adapter 'tiny'"):
+        assay.train_sft(rows, progress=SilentProgress(), resume=True, **{**options, "lora_r": 4})
+    adapter = own_folder / ".assay" / "adapters" / "tiny" / "adapter.gguf"
+    written = adapter.stat().st_mtime_ns
+    report = assay.train_sft(rows, progress=SilentProgress(), resume=True, **options)
+    assert adapter.stat().st_mtime_ns == written, "trained again"
+    assert (report.name, report.steps) == (f"{small_embedded}+tiny", max(report.loss))
+    assert set(report.validation["mine.py:Mine"]) == {"greedy", "sampled"}
+    with Store(own_folder / "s.db") as store:
+        (run,) = list_runs(store, kind="train", status="done")
+        with store.engine.connect() as connection:
+            (opened,) = connection.execute(sa.select(test_openings.c.job)).scalars()
+    assert opened == f"compare-{run['id']}"
 
 
 def test_what_is_refused_leaves_no_run(own_folder: Path) -> None:

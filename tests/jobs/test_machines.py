@@ -92,6 +92,16 @@ def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
             pass
 
 
+def test_stores_that_were_created_in_the_same_minute_share_no_lock_in_a_folder(tmp_path: Path) -> None:
+    with (
+        Store(tmp_path / "a.db") as one,
+        Store(tmp_path / "b.db") as other,
+        job_lease(one.engine, one.id, tmp_path, "x"),
+        job_lease(other.engine, other.id, tmp_path, "x"),
+    ):
+        assert len(list((tmp_path / "runs").glob("*.lock"))) == 2
+
+
 def test_a_training_that_lost_its_job_stops_and_changes_its_run_no_more(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

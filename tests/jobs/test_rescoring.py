@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,24 @@ def test_a_check_that_needs_expected_outputs_which_no_rollout_has_is_named_befor
     assert judging.models == []
     put(range(20, 21), status="done", prediction={"answer": "7"}, expected={"answer": "7"})
     assert scored("both.yaml", judging.url).scored == 1
+
+
+def test_each_call_of_a_judge_is_stored(judging: ChatServer) -> None:
+    report = scored("kind.yaml", judging.url)
+    with Store("s.db") as store:
+        judged = [store.rollout(rollout.id) for rollout in store.rollouts() if rollout.source == "judge"]
+        stats = store.stats()
+    assert (report.calls, report.unrecorded) == (len(judging.models), 0)
+    assert stats["transitions"] == len(judging.models)
+    assert stats["prompt_tokens"] + stats["completion_tokens"] == report.tokens
+    assert sorted(str(rollout.inputs["task_input"]) for rollout in judged) == sorted(map(str, range(12)))
+    assert all(call.response for rollout in judged for call in rollout.transitions)
+
+
+def test_two_that_score_at_once_pay_for_each_verdict_once(judging: ChatServer) -> None:
+    judging.delay_s = 0.5
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(scored, "kind.yaml", judging.url)
+        reports = [scored("kind.yaml", judging.url).to_dict(), second.result().to_dict()]
+    assert sorted((report["scored"], report["skipped"]) for report in reports) == [(0, 12), (12, 0)]
+    assert sum(report["calls"] for report in reports) == len(judging.models) <= 13

@@ -31,6 +31,7 @@ class ScoringReport(Report):
         calls: LM calls of the judges; null, as tokens and cost, where these name their own models.
         tokens: prompt and completion tokens of these.
         cost_usd: US dollars of these; null if no price is known.
+        unrecorded: LM calls of judges and checks that could not be recorded; null if unknown.
     """
 
     scored: int
@@ -45,6 +46,7 @@ class ScoringReport(Report):
     calls: int | None
     tokens: int | None
     cost_usd: float | None
+    unrecorded: int | None
 
     def lines(self) -> Iterator[str]:
         mean = "" if self.mean is None else f", mean {self.mean:.3f}"
@@ -54,6 +56,9 @@ class ScoringReport(Report):
         if self.calls:
             cost = "cost unknown" if self.cost_usd is None else price(self.cost_usd)
             yield f"judges: {counted(self.calls, 'calls')}, {self.tokens:,} tokens, {cost}"
+        if self.unrecorded != 0:
+            calls = "an unknown number of" if self.unrecorded is None else self.unrecorded
+            yield f"warning: {calls} LM calls could not be recorded"
         if by_rubric := self.skipped_of_other_rubrics:
             rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in by_rubric.items())
             yield f"note: existing scores of other rubrics than {self.rubric}: {rubrics}. `again` replaces them"
@@ -70,7 +75,8 @@ class ScoreRollouts(ScoringSettings, InExistingStore, Trusting, Reported):
     """Score stored rollouts (of the gateway, or imported) by a rubric, step rewards included.
 
     A rollout on which a criterion could not be decided keeps the score it had, or stays unscored. Rollouts are scored
-    in parallel and stored in their order; an interrupt keeps the scores so far.
+    in parallel and stored in their order; an interrupt keeps the scores so far. The calls of judges are stored next to
+    them. Where another process has judges score by the same rubric, this one waits until it has ended.
 
     Raises:
         ConfigError: a criterion needs a judge and no model is named for it.

@@ -168,7 +168,8 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
             if self.program is not None and report.name and not rank():
                 report.validation[self.program] = compare_models(
                     self.program, (self.model, report.name),
-                    {**measured, "seed": self.seed, "progress": progress, "preflight": True},
+                    {**measured, "seed": self.seed, "progress": progress, "preflight": True,
+                     "opens_as": f"compare-{run.run_id}"},
                     on_open=lambda opened: report.test_openings.update({str(self.program): dict(opened)}),
                 )  # fmt: skip
             run.report = report.to_dict()
@@ -218,15 +219,14 @@ def compare_models(
 
     Args:
         models: before and after, by name.
-        settings: the other settings of `evaluate`.
+        settings: the other settings of `evaluate`; with `opens_as`, all runs are one job that opens the test.
         on_open: called after each run with the number of openings of the test split.
     """
     from assay.jobs.checks import independent
     from assay.optimizers.finetuning.comparison import MODES, compared
-    from assay.traces.records import new_id
 
     independent(settings["rubric"], settings.get("judge_model"), models[1])
-    results, common = {}, {"split": "test", "opens_as": f"compare-{new_id()[:12]}", **settings}
+    results, common = {}, {"split": "test", **settings}
     for mode in MODES:
         common["parameters"] = {**settings.get("parameters", {}), **({"temperature": 0.1} if mode == "greedy" else {})}
         before, after = (evaluate(program, model=model, **common) for model in models)

@@ -34,6 +34,7 @@ from assay.sources.artifact_files import is_artifact
 from assay.sources.modules import without_call
 from assay.support.names import place_in
 from assay.traces import Recorder, Store
+from assay.traces.records import short_id
 from assay.traces.resuming import DeathsInStore, close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.leases import Lease, acquire, held_by, patiently
 from assay.traces.store.listing import run_folder
@@ -77,7 +78,7 @@ def job_lease(engine: sa.Engine, store_id: str, home: Path, key: str, *, to_help
     Raises:
         ConfigError: another process runs the job.
     """
-    name, file = f"job:{key}", home / "runs" / f"{key}-{store_id[:8]}.lock"
+    name, file = f"job:{key}", home / "runs" / f"{key}-{short_id(store_id)}.lock"
     with ExitStack() as locked:
         try:
             locked.enter_context(exclusive_lock(file))

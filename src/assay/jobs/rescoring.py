@@ -6,9 +6,11 @@ corrected by human labels (prediction-powered inference).
 
 import contextvars
 import math
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait as wait_for
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +23,7 @@ from assay.evaluation.stored import Graded, grade_rollout, task_of
 from assay.jobs.ending import cancelled_by_signals
 from assay.jobs.groups import ScoringSettings
 from assay.jobs.loading import JUDGE_TEMPERATURE, load_judge, load_rubric
-from assay.jobs.opening import budgeted
+from assay.jobs.opening import LEASE_S, budgeted
 from assay.jobs.preflight import preflight_scoring, require_expected
 from assay.judges import Judge, PointwiseJudge
 from assay.judges.loading import AnyJudge
@@ -35,9 +37,11 @@ from assay.rubrics.loading import RubricSource
 from assay.rubrics.scoring import coverage_report
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.records import NOT_AGENTS
+from assay.traces.store.leases import acquire, held_by, patiently
 from assay.traces.store.listing import check_run
 
 _AHEAD = 4  # rollouts in progress per thread: how far others may run ahead of a slow one
+_PAUSE_S = 0.5  # between two looks at whether another process has ended
 _READ_S = 0.2  # for judges to read their last answers
 _UNKNOWN = 4  # concurrent calls to a user's own client, which does not state its concurrency
 
@@ -75,12 +79,12 @@ def score_stored(
         DataError: there is no run of one of these names.
         ModelError: a judge did not answer.
     """
-    meter = Meter()
-    judge = named_judge(settings, meter)
+    meter, recorder = Meter(), Recorder(store)
+    judge = named_judge(settings, meter, observers=[recorder.observe])
     measure, progress = load_rubric(rubric, judge_model=judge), default_progress(progress)
     measure.require_judges()
     at_once, name = settings.threads or threads_for(measure), f"{measure.name}@{measure.version}"
-    with cancelled_by_signals(meter), limited(settings.task_timeout):
+    with cancelled_by_signals(meter), limited(settings.task_timeout), _paid_once(store, measure, name, progress):
         for run_id in runs:
             check_run(store, run_id)
         states = _states(store, list(runs) or [None], agent)
@@ -90,12 +94,14 @@ def score_stored(
             stored = map(store.rollout, pending)
             require_expected(measure, ((task_of(rollout), rollout) for rollout in stored))
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
-            scoring = _Rescoring(measure, store, advance, meter)
+            scoring = _Rescoring(measure, recorder, advance, meter)
             waiting = (store.rollout(rollout_id) for rollout_id in pending)
-            scoring.run(waiting, threads=at_once, preflight=settings.preflight)
+            with recorder.active():
+                scoring.run(waiting, threads=at_once, preflight=settings.preflight)
     skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]
     known, usage = judge is not None or not measure.needs_judge, meter.usage  # judges with models of their own
     spent = {"calls": usage.calls, "tokens": usage.tokens, "cost_usd": usage.known_cost_usd}
+    store.flush()  # it counts the calls that it refuses
     return {
         **scoring.report(),
         "rubric": name,
@@ -103,7 +109,28 @@ def score_stored(
         "skipped_of_other_rubrics": dict(Counter(rubric for rubric in skipped if rubric != name)),
         "running": sum(status == "running" for status, _ in states.values()),
         **(spent if known else dict.fromkeys(spent)),
+        "unrecorded": recorder.unrecorded.count,
     }
+
+
+@contextmanager
+def _paid_once(store: Store, rubric: Rubric, name: str, progress: Progress) -> Iterator[None]:
+    """Waits until no other process has judges score by this rubric: what it scores is not paid for again.
+
+    Args:
+        name: name and version of the rubric.
+    """
+    if not rubric.needs_judge:
+        yield
+        return
+    lease_name, said = f"scoring:{name}", False
+    while (lease := patiently(lambda: acquire(store.engine, lease_name, LEASE_S))) is None:
+        if not said and (holder := held_by(store.engine, lease_name)):
+            progress.say(f"waiting: {name} is scoring rollouts of this store already on {holder}")
+            said = True
+        time.sleep(_PAUSE_S)
+    with lease:
+        yield
 
 
 def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dict[str, tuple[str, str | None]]:
@@ -130,9 +157,8 @@ class _Rescoring:
         meter: of the judges' model, if one is named; where it is interrupted, its calls in flight are waited for.
     """
 
-    def __init__(self, rubric: Rubric, store: Store, advance: Advance, meter: Meter | None = None) -> None:
-        self.rubric, self.advance, self._meter = rubric, advance, meter or Meter()
-        self._recorder = Recorder(store)
+    def __init__(self, rubric: Rubric, recorder: Recorder, advance: Advance, meter: Meter) -> None:
+        self.rubric, self.advance, self._recorder, self._meter = rubric, advance, recorder, meter
         self._counts, self._values, self._results = Counter[str](), list[float](), list[ScoreResult]()
 
     def run(self, rollouts: Iterable[Rollout], *, threads: int, preflight: bool) -> None:

@@ -22,6 +22,7 @@ from assay.programs.thinking import THRESHOLDS
 from assay.support.addresses import DatabaseAddress
 from assay.support.values import digest_of
 from assay.traces import Store, store_address
+from assay.traces.records import short_id
 from assay.traces.store.leases import patiently
 from assay.traces.store.location import home_of
 
@@ -143,7 +144,7 @@ def study_name(config: ParameterJob, run_id: str, store: Store) -> str:
     """
     named = config.study or run_id
     known = config.study is None or any(run == named for run, _ in store.runs(named.rpartition("-")[0]))
-    return f"{named}-{store.id[:8]}" if known else named
+    return f"{named}-{short_id(store.id)}" if known else named
 
 
 def study_of(

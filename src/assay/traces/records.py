@@ -31,6 +31,11 @@ def new_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{_random.getrandbits(80):020x}"
 
 
+def short_id(name: str) -> str:
+    """The random end of an id, for names of files: ids of the same minute begin with the same digits."""
+    return name[-8:]
+
+
 def check_agent_name(name: Any, argument: str = "name") -> str:
     """The name of an agent.
 

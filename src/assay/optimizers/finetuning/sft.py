@@ -12,25 +12,31 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.errors import Cancelled, ConfigError, DataError
+from assay.errors import Cancelled, ConfigError, DataError, ModelError
 from assay.evaluation.progress import Progress, default_progress
 from assay.models.chat_templates import template_of_tokenizer
+from assay.models.lora import find_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.data import TrainingData, completion_row, conversation_rows, read_sft, trained_turns
 from assay.optimizers.finetuning.report import SFTReport
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
+    from_first,
     keep_trained,
     last_good,
     model_path,
+    rank,
     ready,
     stoppable,
+    training_folder,
+    training_id,
     working_folder,
     world,
 )
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.reports.training import TrainingLog
 from assay.support.numbers import counted
+from assay.support.values import json_value
 from assay.traces.export.rendering import RowRenderer
 
 # -- Loss curves of supervised fine-tuning, the alarms they raise, and the end at a loss that is not finite.
@@ -140,7 +146,7 @@ def train_sft(
     Writes no run to a store; `assay.train_sft` does.
 
     Checkpoints are in `.assay/training/NAME` until training ends; `resume` continues from the last one, with the same
-    final weights.
+    final weights. Of a training that has ended it returns the report.
 
     Args:
         log: of the run, for its page.
@@ -154,8 +160,28 @@ def train_sft(
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
     job = {**asdict(config), "data": data.sha256}
     made_from = {"model": model_path(config.model), "export": _folder(data)}
+    ended = from_first(_ended(name, config, data) if resume and not rank() else None)
+    if ended is not None:
+        progress.say(f"the training has ended, and its adapter {name!r} is kept")
+        return ended
     with working_folder(name, job, made_from=made_from, resume=resume) as work, ready(SFT_MEMORY):
         return _train(work, name, config, data, resume, progress, log)
+
+
+def _ended(name: str, config: SFTSettings, data: TrainingData) -> SFTReport | None:
+    """The report of the training with these settings and rows that has kept the adapter; None if none has."""
+    if training_id(training_folder(name)) is not None:  # its folder is removed at its end
+        return None
+    try:
+        adapter = find_adapter(name)
+    except ModelError:
+        return None
+    if (made := adapter.made).get("data_sha256") != data.sha256 or made.get("config") != json_value(asdict(config)):
+        return None
+    report = SFTReport.read({**made, "name": served_as(adapter), "path": str(adapter.path)})
+    report.config = config
+    report.notes.append("resumed after the training: the served model is not compared with torch again")
+    return report
 
 
 def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> tuple[list[Any], list[Any]]:
