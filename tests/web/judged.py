@@ -61,7 +61,7 @@ def judge_card(rows: list[dict[str, Any]], spec: JudgeSpec) -> dict[str, Any]:
     )  # fmt: skip
 
 
-SPENT = {"calls": 9, "cached": 0, "repeated_calls": 0, "tokens": 90, "cost_usd": 0.0}
+SPENT = {"calls": 9, "cached": 0, "repeated_calls": 0, "tokens": 90, "cost_usd": 0.0, "unrecorded": 0}
 JUDGED: dict[str, Any] = {"coverage": 1.0, "undecided": {}}
 SEALED: dict[str, Any] = {  # of a compile of a judge whose test was not opened
     "stopped": None,

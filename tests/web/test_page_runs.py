@@ -106,8 +106,9 @@ def judge_report(**fields: Any) -> dict[str, Any]:
     """The stored report of a compile of a judge whose test stayed sealed."""
     sides = dict.fromkeys(("baseline", "compiled", "gain", "accuracy_gain"))
     values = {
-        "calls": 30, "cached": 0, "repeated_calls": 0, "tokens": 900, "cost_usd": 0.0, "stopped": None, "notes": [],
-        "test_openings": None, "data": {"near_duplicates": {"count": 0, "examples": []}}, "artifact": Path("a"),
+        "calls": 30, "cached": 0, "repeated_calls": 0, "tokens": 900, "cost_usd": 0.0, "unrecorded": 0,
+        "stopped": None, "notes": [], "test_openings": None, "artifact": Path("a"),
+        "data": {"near_duplicates": {"count": 0, "examples": []}},
         "unproven": None, "optimizer": "auto", "objective": "kappa", "winner": "bootstrap", "replaces": False,
         "gate": None, "sizes": {}, "ceiling": None, "test": sides, "card": {}, "candidates": [], "search_calls": 20,
         "outcome": None, **fields,

@@ -321,6 +321,7 @@ class ServeReferee(Reported):
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 bound.bind((host, port))
+                bound.listen()  # so that who reads the address below may connect at once
             except OSError as error:
                 raise ConfigError(f"cannot listen on {self.http}: {error.strerror or error}", field="http") from None
             shown = f"[{host}]" if ":" in host else host

@@ -30,11 +30,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from assay.errors import ConfigError
-from assay.evaluation.statistics import FEWEST, shows_gain
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ALPHA = 0.05  # probability of any promotion without a gain
 LOOKS = 10
@@ -63,17 +64,21 @@ def look_level(look: int, promotions: int, *, looks: int = LOOKS, alpha: float =
     return alpha / looks * _SHARES[promotions] / math.comb(look - 1, promotions)
 
 
-def passes_screen(differences: Sequence[float] | np.ndarray) -> bool:
+def passes_screen(differences: "Sequence[float] | np.ndarray") -> bool:
     """Whether val shows a gain over the champion, so that a look at gate is worth its price.
 
     Args:
         differences: paired differences of scores on val, candidate minus champion, in [-1, 1].
     """
+    from assay.evaluation.statistics import shows_gain
+
     return shows_gain(differences, level=SCREEN_LEVEL)
 
 
 def fewest_gate_tasks(looks: int = LOOKS) -> int:
     """Tasks of gate from which on the first look can promote at all: a text that gains 1 on every task."""
+    from assay.evaluation.statistics import FEWEST, shows_gain
+
     level = look_level(1, 0, looks=looks)
     return next(n for n in itertools.count(FEWEST) if shows_gain([1.0] * n, level=level))
 
@@ -108,7 +113,7 @@ class AdaptiveGate:
         """
         return look_level(len(self.answers) + 1, self.promotions, looks=self.looks)
 
-    def look(self, differences: Sequence[float] | np.ndarray) -> bool:
+    def look(self, differences: "Sequence[float] | np.ndarray") -> bool:
         """Whether the candidate is promoted. Counts the look.
 
         Args:
@@ -116,6 +121,8 @@ class AdaptiveGate:
         Raises:
             ConfigError: no look is left.
         """
+        from assay.evaluation.statistics import shows_gain
+
         promoted = shows_gain(differences, level=self.level)
         self.answers.append(promoted)
         return promoted
