@@ -427,7 +427,7 @@ def differences(reference: Outcome, killed: Outcome) -> list[str]:
     problems = [
         f"report.{key}: {value!r}, expected {reference.report.get(key)!r}"
         for key, value in killed.report.items()
-        if value != reference.report.get(key) and key != "test_openings"
+        if value != reference.report.get(key) and key not in ("test_openings", "unrecorded")
     ]
     problems += _opening_differences(
         reference.report.get("test_openings"), killed.report.get("test_openings"), killed.kills
@@ -444,6 +444,10 @@ def differences(reference: Outcome, killed: Outcome) -> list[str]:
         problems.append(f"{repeated} repeated requests, expected at most {allowed} for {killed.kills} kills")
     if killed.spent["calls"] and killed.requests > sum(killed.spent.values()):
         problems.append(f"the server received {killed.requests} requests, {sum(killed.spent.values())} are counted")
+    # calls of a killed process that have no row: at least what was sent again
+    unrecorded, again = killed.report.get("unrecorded", 0), killed.requests - killed.spent["calls"]
+    if killed.spent["calls"] and "unrecorded" in killed.report and not again <= unrecorded <= allowed:
+        problems.append(f"report.unrecorded: {unrecorded}, expected {again} to {allowed}")
     return problems
 
 
