@@ -14,6 +14,7 @@ from calling_agents import chat, post
 import assay
 from assay.deployment.demands import demands_of_values
 from assay.errors import ArtifactError, ConfigError
+from assay.jobs.agents import apply_texts
 from assay.rubrics import Criterion, Rubric
 from assay.sources.artifact_files import resealed
 from assay.testing import scripted_lm
@@ -121,6 +122,14 @@ def test_apply_writes_the_files_and_refuses_those_that_changed(prompts: Path) ->
     assert "prompts/a.md changed while this ran, so nothing was written" in report.failure
     assert prompts.read_text() == before + "\nBy hand.\n"
     assert report.patch.is_file()
+
+
+def test_a_file_that_was_emptied_meanwhile_is_not_overwritten(prompts: Path) -> None:
+    artifact = compiled(rendered).artifact
+    prompts.write_text("")
+    with pytest.raises(ConfigError, match="changed while this ran, so nothing was written"):
+        apply_texts(artifact)
+    assert prompts.read_text() == ""
 
 
 def test_a_compiled_artifact_is_evaluated_with_its_texts(prompts: Path) -> None:

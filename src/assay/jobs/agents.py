@@ -16,7 +16,7 @@ from assay.models.limits import limited
 from assay.programs.foreign_agent import ForeignAgent, TextAgent, foreign_agent_in
 from assay.programs.loading import full_name
 from assay.programs.runners import AgentRunner, CallableRunner, CommandRunner, RemoteRunner, runner_of
-from assay.programs.texts import ChangedFile, TextFiles, apply_files, relative_path
+from assay.programs.texts import ChangedFile, TextFiles, apply_files, refuse_changed, relative_path
 from assay.sources.artifact_files import TEXTS, verified
 from assay.sources.modules import qualified_name
 from assay.support.numbers import counted
@@ -166,20 +166,22 @@ def changed_files(program: dspy.Module) -> list[ChangedFile]:
 
 
 def apply_texts(artifact: Path) -> tuple[list[Path], list[Path]]:
-    """Writes the new texts of an artifact into the agent's files, all or none.
+    """Writes the new texts of an artifact into the agent's files.
 
     Returns:
         The files that were written, and the old ones that were kept, see `apply_files`.
     Raises:
         ConfigError: a file has changed since the compile read it. Nothing was written.
     """
-    manifest = verified(artifact)
-    changed = []
-    for name, before in manifest["texts_before"].items():
+    changed, meanwhile = list[ChangedFile](), list[Path]()
+    for name, before in verified(artifact)["texts_before"].items():
         path, new = Path(name), artifact / TEXTS / relative_path(Path(name))
         if not new.is_file():
             continue
-        content = path.read_bytes() if path.is_file() else b""
-        same = hashlib.sha256(content).hexdigest() == before
-        changed.append(ChangedFile(path=path, before=content if same else b"", after=new.read_bytes()))
+        content = path.read_bytes() if path.is_file() else None
+        if content is None or hashlib.sha256(content).hexdigest() != before:
+            meanwhile.append(path)
+        else:
+            changed.append(ChangedFile(path=path, before=content, after=new.read_bytes()))
+    refuse_changed(meanwhile)
     return [file.path for file in changed], apply_files(changed)

@@ -354,7 +354,8 @@ def _repository_of(path: Path) -> Path | None:
 
 
 def apply_files(files: Sequence[ChangedFile]) -> list[Path]:
-    """Writes changed files, all or none. Outside of a git repository the old file is kept as `FILE.orig`.
+    """Writes changed files; none, if one of them has changed. Outside of a git repository the old file is kept as
+    `FILE.orig`.
 
     Returns:
         The old files that were kept.
@@ -362,13 +363,7 @@ def apply_files(files: Sequence[ChangedFile]) -> list[Path]:
         ConfigError: a file has changed since it was read. Nothing was written.
         WriteFailed: a file cannot be written.
     """
-    meanwhile = [str(file.path) for file in files if not file.path.is_file() or file.path.read_bytes() != file.before]
-    if meanwhile:
-        raise ConfigError(
-            f"{', '.join(meanwhile)} changed while this ran, so nothing was written: apply the patch with "
-            "`git apply --3way`, or take over the texts by hand",
-            field="apply",
-        )
+    refuse_changed([file.path for file in files if not file.path.is_file() or file.path.read_bytes() != file.before])
     kept = []
     for file in files:
         path = file.path.resolve()  # a link stays a link
@@ -379,6 +374,16 @@ def apply_files(files: Sequence[ChangedFile]) -> list[Path]:
         write_whole(path, file.after)
         path.chmod(mode)
     return kept
+
+
+def refuse_changed(paths: Sequence[Path]) -> None:
+    """Raises `ConfigError` if any file is given: it has changed since it was read."""
+    if paths:
+        raise ConfigError(
+            f"{', '.join(map(str, paths))} changed while this ran, so nothing was written: apply the patch with "
+            "`git apply --3way`, or take over the texts by hand",
+            field="apply",
+        )
 
 
 def _free_name(path: Path) -> Path:
