@@ -227,7 +227,7 @@ def test_a_command_is_run_in_the_copy(place: Path, delivery: str) -> None:
 # -- cheats
 
 
-@pytest.mark.parametrize("name", ["gate.jsonl", "notes/old.txt", ".assay/cache/old.db"])
+@pytest.mark.parametrize("name", ["gate.jsonl", ".assay/cache/old.db", "notes/.assay/assay.db", "__pycache__/a.txt"])
 def test_sealed_tasks_in_the_workspace_are_refused(place: Path, name: str) -> None:
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     sealed = rows("gate", 40, 300001)[7]["question"]

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from assay.datasets import Task
 from assay.datasets.keys import IDENTIFYING, folded_text
 from assay.errors import ArtifactError, ConfigError, DataError
 from assay.evaluation.session import Measured
-from assay.programs.copies import copy_folder
+from assay.programs.copies import LEFT_OUT, LINKED, VERSION_CONTROL, copy_folder
 from assay.programs.runners import command_of, named_callable
 from assay.programs.texts import TextFiles, patch_of
 from assay.sources.artifact_files import read_json
@@ -32,9 +32,7 @@ from assay.support.values import json_text, json_value, value_text
 FORMAT = 1
 MANIFEST, LOG, DATA, STORE, DECOYS = "referee.json", "log.jsonl", "data.jsonl", "assay.db", "gate.jsonl"
 _AGENT, _RUBRIC, _SUBMISSIONS = "agent", "rubric", "submissions"
-_LINKED = ("node_modules", "venv", ".venv", "site-packages")  # installed packages: linked and not copied
-_LEFT_OUT = ("__pycache__", ".git", ".hg", ".svn", ".assay", ".mypy_cache", ".pytest_cache", ".ruff_cache")
-_MOST_READ = 50_000_000  # bytes of one file of the workspace that is searched
+_MOST_READ = 200_000_000  # bytes of one file of the workspace that is searched, such as a store
 _PROBE = 200  # characters of a task that are searched for
 _NAMED = 5  # files that a message lists
 _DECOYS = 50
@@ -193,14 +191,14 @@ def hash_of(path: str | Path) -> str:
 def _files_in(path: Path, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         place = path / name
-        found = [place] if place.is_file() else _walked(place, _LINKED)
+        found = [place] if place.is_file() else _walked(place, LINKED | LEFT_OUT)
         yield from (file.relative_to(path).as_posix() for file in found)
 
 
-def _walked(folder: Path, without: Sequence[str]) -> Iterator[Path]:
-    """The files below a folder, without caches and version control; links to folders are not followed."""
+def _walked(folder: Path, without: Collection[str]) -> Iterator[Path]:
+    """The files below a folder, without folders of these names; links to folders are not followed."""
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in (*_LEFT_OUT, *without))
+        folders[:] = sorted(name for name in folders if name not in without)
         yield from (Path(root) / name for name in sorted(names))
 
 
@@ -248,14 +246,18 @@ def copy_agent(agent: str, place: Path, *, without: Sequence[Path]) -> tuple[dic
     elif own := [word for word in command_of(agent) if _is_in(here, word)]:
         raise ConfigError(f"{own[0]} would be run itself, and not its copy: write it relative to {here}", field="agent")
     linked = copy_folder(here, place, without={path.resolve() for path in without})
-    files = {str(here / path.relative_to(place)): hash_of(path) for path in _walked(place, _LINKED) if path.is_file()}
+    files = {
+        str(here / path.relative_to(place)): hash_of(path)
+        for path in _walked(place, LINKED | LEFT_OUT)
+        if path.is_file()
+    }
     return files, [str(folder) for folder in linked]
 
 
 def _is_in(folder: Path, word: str) -> bool:
     """Whether a word of a command is an absolute path in a folder, other than of installed packages."""
     path = Path(word)
-    return path.is_absolute() and path.is_relative_to(folder) and not set(path.parts) & set(_LINKED)
+    return path.is_absolute() and path.is_relative_to(folder) and not set(path.parts) & LINKED
 
 
 def copy_rubric(files: Mapping[str, bytes], folder: Path) -> str:
@@ -321,8 +323,8 @@ class Search:
 
 
 def find_sealed(workspace: Path, tasks: Sequence[Task], *, allowed: Sequence[Task]) -> Search:
-    """Searches the files below a folder for the text of sealed tasks, also in databases. Compressed files, such as the
-    objects of git, are read and not understood.
+    """Searches the files below a folder for the text of sealed tasks, also in databases and in the folders `.assay`.
+    Installed packages and version control are not searched.
 
     Args:
         allowed: tasks that may be there; text that they share with a sealed task is not searched for.
@@ -336,28 +338,18 @@ def find_sealed(workspace: Path, tasks: Sequence[Task], *, allowed: Sequence[Tas
         else:
             probes.add(probe.encode("utf-8", "replace"))
     found, unread = list[str](), list[str]()
-    for file in _walked(workspace, (*_LINKED, ".git")) if probes else ():
-        unreadable = not file.is_file() or file.stat().st_size > _MOST_READ
+    for file in _walked(workspace, LINKED | VERSION_CONTROL) if probes else ():
         try:
-            content = b"" if unreadable else file.read_bytes()
+            content = file.read_bytes() if file.is_file() and file.stat().st_size <= _MOST_READ else None
         except OSError:
-            unreadable, content = True, b""
-        if unreadable:
+            content = None
+        if content is None:
             unread.append(str(file))
             continue
         text = folded_text(content.decode("utf-8", "replace")).encode("utf-8", "replace")
         if any(probe in text for probe in probes):
             found.append(str(file))
-    hidden = workspace / ".assay"
-    found += [str(file) for file in hidden.rglob("*") if file.is_file() and _has(file, probes)] if probes else []
     return Search(found=found, unread=unread, short=short)
-
-
-def _has(file: Path, probes: Iterable[bytes]) -> bool:
-    if file.stat().st_size > 4 * _MOST_READ:
-        return False
-    text = folded_text(file.read_bytes().decode("utf-8", "replace")).encode("utf-8", "replace")
-    return any(probe in text for probe in probes)
 
 
 def _parts(text: str) -> list[str]:
@@ -389,8 +381,10 @@ def require_sealed(search: Search, workspace: Path) -> list[str]:
         )
     if search.unread:
         notes.append(f"{counted(len(search.unread), 'files')} of the workspace were not searched: {search.unread[0]}")
-    if (workspace / ".git").exists():
-        notes.append("the history of git in the workspace was not searched: it is compressed")
+    if any((workspace / name).exists() for name in VERSION_CONTROL):
+        notes.append("the history of version control in the workspace was not searched: it is compressed")
+    if packages := sorted(name for name in LINKED if (workspace / name).exists()):
+        notes.append(f"installed packages in the workspace were not searched: {', '.join(packages)}")
     return notes
 
 

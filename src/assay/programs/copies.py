@@ -14,8 +14,9 @@ from pathlib import Path
 from assay.errors import ConfigError
 from assay.support.values import digest_of
 
-_LINKED = frozenset(("node_modules", ".venv", "venv", "site-packages", "vendor"))
-_LEFT_OUT = frozenset((".git", ".assay", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"))
+LINKED = frozenset(("node_modules", ".venv", "venv", "site-packages", "vendor"))  # installed packages
+VERSION_CONTROL = frozenset((".git", ".hg", ".svn"))
+LEFT_OUT = VERSION_CONTROL | {".assay", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
 _MOST_BYTES = 512 << 20  # of a copy
 
 
@@ -88,10 +89,8 @@ def copy_folder(root: Path, place: Path, *, without: Collection[Path] = ()) -> l
 
     def left_out(folder: str, names: Sequence[str]) -> set[str]:
         nonlocal size
-        linked.extend(Path(folder) / name for name in names if name in _LINKED)
-        out = {
-            name for name in names if name in _LINKED or name in _LEFT_OUT or Path(folder, name).resolve() in without
-        }
+        linked.extend(Path(folder) / name for name in names if name in LINKED)
+        out = {name for name in names if name in LINKED or name in LEFT_OUT or Path(folder, name).resolve() in without}
         files = (Path(folder) / name for name in names if name not in out)
         size += sum(path.stat().st_size for path in files if path.is_file())
         if size > _MOST_BYTES:
