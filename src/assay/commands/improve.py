@@ -78,6 +78,7 @@ class ImproveReport(EndedReport):
     unrecorded: int | None = 0
 
     def lines(self) -> Iterator[str | Table]:
+        from assay.reports.markdown import gap_lines
         from assay.reports.training import in_numbers, interval
 
         rows = [
@@ -94,9 +95,7 @@ class ImproveReport(EndedReport):
             yield "no step was kept, so there is nothing to compare: the program is unchanged"
         yield from self.opened()
         yield from self.called()
-        if self.unrecorded != 0:
-            calls = "an unknown number of" if self.unrecorded is None else self.unrecorded
-            yield f"warning: {calls} LM calls could not be recorded"
+        yield from gap_lines(vars(self))
         yield f"model: {self.model}"
         if self.artifact is not None:  # not yet while its own page is written
             yield f"artifact: {self.artifact}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.errors import ConfigError, DataError
 from assay.jobs.groups import Budget, KeyedJob, Threads
-from assay.support.numbers import calls_text, counted, figure, signed
+from assay.support.numbers import calls_text, figure, signed
 from assay.support.options import Flag, Parse
 from assay.support.report import Report, Table
 
@@ -207,9 +207,9 @@ class SpentReport(Report):
     @property
     def gap(self) -> str:
         """The calls that were not recorded, in words; empty without any."""
-        if self.unrecorded is None:
-            return "; the number of LM calls that were not recorded is unknown"
-        return f"; {counted(self.unrecorded, 'LM calls')} could not be recorded" if self.unrecorded else ""
+        from assay.reports.markdown import gap_lines
+
+        return "".join(f"; {line.removeprefix('warning: ')}" for line in gap_lines(vars(self)))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -31,6 +31,7 @@ class MigrateReport(JobReport):
     """What `migrate` returns.
 
     Attributes:
+        run_id: its run
         verdict: `no worse`: the new side is shown to lose at most `margin`. `worse`: it is shown to lose, and not
             shown to lose at most `margin`. `too few tasks`: neither is shown
         margin: largest loss in score that counts as no worse
@@ -63,7 +64,7 @@ class MigrateReport(JobReport):
     cures: Sequence[Mapping[str, Any]]
     prompts: Sequence[Mapping[str, Any]]
     config: Any = field(metadata=OBJECT)  # the settings, with names in place of objects
-    run_id: str = field(metadata=OBJECT)
+    run_id: str
 
     @property
     def failure(self) -> str:
@@ -230,7 +231,7 @@ class Migrate(Reported, Trusting, InStore, NewArtifact, ReflectionModel, Decided
             finished = job.finished({"margin": self.margin, "threshold": self.threshold, "recorded": recorded})
             if job.session.recorder.resumed and (stored := finished.report(progress, out=self.out)) is not None:
                 job.end_as_before(stored)
-                return MigrateReport.read(stored, {"config": config, "run_id": job.run_id})
+                return MigrateReport.read(stored, {"config": config})
             name = f"{Path(str(self.program)).resolve().name}-migrated"
             place = artifact_place(self.store, self.out, name, resume=self.resume)
             prompts = changed_prompts(job)

@@ -49,6 +49,8 @@ class ScoringReport(Report):
     unrecorded: int | None
 
     def lines(self) -> Iterator[str]:
+        from assay.reports.markdown import gap_lines
+
         mean = "" if self.mean is None else f", mean {self.mean:.3f}"
         skipped = f", {self.skipped} already had a score" if self.skipped else ""
         scored = f"{counted(self.scored, 'rollouts')} scored{mean}"
@@ -56,9 +58,7 @@ class ScoringReport(Report):
         if self.calls:
             cost = "cost unknown" if self.cost_usd is None else price(self.cost_usd)
             yield f"judges: {counted(self.calls, 'calls')}, {self.tokens:,} tokens, {cost}"
-        if self.unrecorded != 0:
-            calls = "an unknown number of" if self.unrecorded is None else self.unrecorded
-            yield f"warning: {calls} LM calls could not be recorded"
+        yield from gap_lines(vars(self))
         if by_rubric := self.skipped_of_other_rubrics:
             rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in by_rubric.items())
             yield f"note: existing scores of other rubrics than {self.rubric}: {rubrics}. `again` replaces them"

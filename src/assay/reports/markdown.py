@@ -153,11 +153,11 @@ def thinking_row(thinking: Mapping[str, Any]) -> str:
 
 
 def gap_lines(data: Mapping[str, Any]) -> Iterator[str]:
-    """A warning of calls that were not recorded."""
+    """A warning of calls that were not recorded, with how many were seen and why, where a report has that."""
     if data["unrecorded"] is None:
-        least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
-        reason = data["unrecorded_reason"]
-        yield f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}"
+        least = f" ({seen} were seen)" if (seen := data.get("unrecorded_seen")) else ""
+        reason = f": {why}" if (why := data.get("unrecorded_reason")) else ""
+        yield f"warning: the number of LM calls that were not recorded is unknown{least}{reason}"
     elif data["unrecorded"]:
         yield f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded"
 

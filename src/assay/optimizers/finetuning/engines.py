@@ -257,8 +257,7 @@ class TrainerPolicy(PolicyEngine):
 
     All rollouts run at once. When every running rollout waits for an answer, their requests become one batch; where not
     all may run at once (agents in other processes, tasks that run alone after a death), also when no other request
-    comes for a moment. Every
-    process joins every batch, with no requests once its rollouts have ended.
+    comes for a moment. Every process joins every batch, with no requests once its rollouts have ended.
     """
 
     def __init__(self, name: str, *, max_completion: int = 128) -> None:
