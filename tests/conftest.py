@@ -165,7 +165,11 @@ def postgres_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A randomly initialised Llama of a few layers with a tokenizer of its own: trainers take steps of a real model."""
+    """A randomly initialised Llama of a few layers with a tokenizer of its own: trainers take steps of a real model.
+
+    It is the same in each session, and does not begin an answer with the end of it: an empty answer cannot be parsed.
+    """
+    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -195,5 +199,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=2,
         max_position_embeddings=512,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    model.generation_config.begin_suppress_tokens = [fast.eos_token_id]
+    model.save_pretrained(folder)
     return folder

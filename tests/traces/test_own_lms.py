@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -251,9 +252,9 @@ def test_retries_and_answers_of_dspys_cache_are_recorded(server: Answers, kind: 
     with job() as (_, rollout):
         with pytest.raises(dspy.LMError):
             own(server, "openai/broken", kind=kind, num_retries=1)("2+2?")
-        lm = own(server, kind=kind, cache=True)
+        lm, once = own(server, kind=kind, cache=True), f"once {uuid.uuid4()}"  # which DSPy's cache on the disk has not
         for _ in range(2):
-            lm(f"once {server.url}")
+            lm(once)
     assert server.count == 3
     assert [call.error is None for call in rollout.transitions] == [False, False, True, True]
     assert [call.cached for call in rollout.transitions] == [False, False, False, True]
