@@ -48,6 +48,7 @@ REFUSED = [
     "ann:pa55@db/runs", "//ann:pa55@db/runs", "user=ann password=pa55", "password=pa55 port=1",
     "postgresql://ann%3Apa55@db/runs", "postgresql://db/runs?user=ann&password=p@pa55",
     "postgresql://db/runs?user=ann&password=pa55@", "postgresql://db:5432/runs?password=p@pa55",
+    "postgresql://ann:/pa55", "postgresql://ann:pw@db:/pa55", "postgresql://db/ann:pa55", "postgresql://one:1,ann:/pa55",
     "PGPASSWORD=pa55 psql", "Server=db;User Id=ann;Password=pa55;",
 ]  # fmt: skip
 

@@ -19,8 +19,8 @@ _OTHER_FORMS = re.compile(
     r"|.*(pass(?!file)|pwd|secret|token)\w*\s*=",  # parameters of another program
     re.I | re.S,
 )
-_SERVER = re.compile(r"(?:(?P<who>[^@]*)@)?(?P<hosts>[^/?@]*)(?:/(?P<name>[^?@]*))?(?:\?(?P<query>[^@]*))?", re.S)
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.~%-]*)(?::([0-9]*))?")
+_SERVER = re.compile(r"(?:(?P<who>[^@]*)@)?(?P<hosts>[^/?@]*)(?:/(?P<name>[^?@:]*))?(?:\?(?P<query>[^@]*))?", re.S)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.~%-]*)(?::([0-9]+))?")  # a colon alone may end a login
 _SECRET = re.compile(r"pass(?!file)|pwd|secret|_key|token", re.I)  # in the name of a parameter
 _SETS_SECRET = re.compile(r"(pass|pwd|secret|token)\w*\s*=", re.I)  # in its value, as in options
 
@@ -119,7 +119,7 @@ def _server(rest: str) -> DatabaseAddress:
         raise ConfigError(
             "the URL of PostgreSQL cannot be read",
             hint="In user and password, write characters other than letters and digits as % and their code: "
-            "@ as %40, / as %2F, : as %3A, ? as %3F",
+            "@ as %40, / as %2F, : as %3A, ? as %3F. It is postgresql://USER:PASSWORD@HOST:PORT/NAME",
         )
     user, _, password = map(unquote, who.partition(":"))
     if ":" in user:
