@@ -71,6 +71,9 @@ def test_a_cap_holds_for_an_agent(own_folder: Path) -> None:
     report = evaluated(of_file("a.md"), lm=lm, size=10, max_calls=5)
     assert report.stopped is not None
     assert (lm.scripted.calls, report.calls) == (5, 5)
+    with Store(None) as store:  # what the cap kept from being sent is no call
+        calls = [call for row in store.rollouts(limit=None) for call in store.rollout(row.id).transitions]
+    assert [call.error for call in calls if not call.cached] == [None] * 5
 
 
 def test_a_temperature_of_the_job_replaces_the_agents(own_folder: Path) -> None:

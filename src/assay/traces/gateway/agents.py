@@ -98,7 +98,7 @@ class AgentUpstream(EmbeddedUpstream):
             answer = await work
         except StopRun as stop:
             self.stopped = stop
-            yield json_reply(503, error_body(f"the job stops: {stop}", "assay_gateway"))
+            yield replace(json_reply(503, error_body(f"the job stops: {stop}", "assay_gateway")), unsent=True)
             return
         except (ValueError, TypeError) as unread:  # the engine cannot read the request: another try would fail too
             if isinstance(unread, AssayError):

@@ -202,6 +202,12 @@ class Call:
             rollout.group_id = self._naming.get("x-assay-group", "")[:1000] or rollout.task_id
         self._rollouts.put_beginning(live, "task_id", "group_id", "inputs", at=self._began)
 
+    def drop(self) -> None:
+        """Forgets a call that was not sent."""
+        self.passed.recorded = True
+        if self.live is not None and self._transition is not None:
+            self.live.turns_in_flight.discard(self._transition.t)
+
     def keep(self) -> bool:
         """Stores a call that has ended as a transition. An answer that cannot be read is stored as text with an error.
 

@@ -154,6 +154,7 @@ class Passed:
         self.parts: list[bytes] = []
         self.size = self.status = 0
         self.streamed = self.listed = self.recorded = self._ending = False  # `listed`: as one JSON list
+        self.unsent = False  # see `Reply`
         self._tail = b"\n"
         self.error: str | None = None
         self.failure: FailureKind | None = None
@@ -342,6 +343,7 @@ async def pass_on(
         streams: whether a Gemini stream was requested, which arrives as events or as one JSON list.
     """
     passed.status, passed.call, passed.shown_tasks = reply.status, reply.call, reply.shown_tasks
+    passed.unsent = reply.unsent
     headers = CIMultiDict(reply.headers)
     headers["x-assay-rollout"] = rollout_id
     events = "event-stream" in headers.get("content-type", "")

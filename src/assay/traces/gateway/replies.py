@@ -41,6 +41,7 @@ class Reply:
     Attributes:
         call: how a model of this process was called for it.
         shown_tasks: keys of the tasks in the demonstrations of the request, as far as they are known.
+        unsent: whether a cap or a signal kept the call from being sent: it is not counted or stored.
     """
 
     status: int
@@ -48,6 +49,7 @@ class Reply:
     chunks: AsyncIterator[bytes]
     call: Call | None = None
     shown_tasks: tuple[str, ...] = ()
+    unsent: bool = False
 
 
 async def once(data: bytes) -> AsyncIterator[bytes]:

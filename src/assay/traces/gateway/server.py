@@ -291,6 +291,10 @@ class Gateway:
 
     def _keep(self, call: Call) -> None:
         if not call.passed.recorded:
+            if call.passed.unsent:
+                self.started -= 1
+                call.drop()
+                return
             self.ended += 1
             self.stored += call.keep()
             self.failed += call.passed.error is not None
@@ -422,7 +426,8 @@ class Gateway:
 
     async def _stats(self, request: web.Request) -> web.Response:
         with suppress(StoreError, TimeoutError):  # its threads may all be busy
-            await asyncio.wait_for(self._store_access.call(self.store.flush, _COUNTS_S), _COUNTS_S)
+            async with asyncio.timeout(_COUNTS_S):
+                await self._store_access.call(self.store.flush, _COUNTS_S)
         return web.json_response(self.stats())
 
     def stats(self) -> dict[str, Any]:
