@@ -275,7 +275,8 @@ class Listener:
     async def _check_forever(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), min(5.0, self.limits.idle_s / 4, self.limits.stalled_s / 4))
+                async with asyncio.timeout(min(5.0, self.limits.idle_s / 4, self.limits.stalled_s / 4)):
+                    await self._full.wait()
             if self._full.is_set():
                 await asyncio.sleep(_FULL_S)
             now = asyncio.get_running_loop().time()

@@ -59,8 +59,8 @@ class StoreAccess:
         """
         try:
             threads = self._waiters if waits else self._readers
-            call = asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
-            return await asyncio.wait_for(call, _STORE_S)
+            async with asyncio.timeout(_STORE_S):  # `wait_for` of Python 3.11 may lose the cancellation of its caller
+                return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
         except TimeoutError:
             raise StoreError(
                 f"the store did not answer within {_STORE_S:g} s: another process holds its lock, or it is unreachable"

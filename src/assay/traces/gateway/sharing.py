@@ -91,8 +91,9 @@ class Sharing:
         ended: list[str] = []
         if self.rollouts.shared and not self._is_away:
             with suppress(StoreError, TimeoutError):  # away: the call is answered, as those of other rollouts
-                asked = self._access.call(_ended_among, self.store, [rollout_id_of(rollout_id)], waits=False)
-                ended = await asyncio.wait_for(asked, _MOST_S)
+                async with asyncio.timeout(_MOST_S):
+                    asked = [rollout_id_of(rollout_id)]
+                    ended = await self._access.call(_ended_among, self.store, asked, waits=False)
         self.rollouts.late_calls += bool(ended)
         return bool(ended)
 
@@ -108,7 +109,8 @@ class Sharing:
             return
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._catch_up(call, call.client_request(), upstream), _MOST_S)
+                async with asyncio.timeout(_MOST_S):
+                    await self._catch_up(call, call.client_request(), upstream)
         except Exception as error:  # the call is recorded as one of a gateway alone
             _LOG.error("the calls of other gateways could not be read: %s", error_text(error, call.passed.secrets))
 
@@ -126,7 +128,8 @@ class Sharing:
         if self.rollouts.shared and not self._is_away:
             self._ended += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._write(self._ended), _MOST_S)
+                async with asyncio.timeout(_MOST_S):
+                    await self._write(self._ended)
 
     async def _write(self, ended: int) -> None:
         async with self._writing:

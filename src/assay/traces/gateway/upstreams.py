@@ -455,7 +455,8 @@ async def silent_server(address: str) -> str:
     """Host and port of an address at which no server accepts a connection within a second; "" if one does."""
     url = URL(address)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(url.host, url.port), 1.0)
+        async with asyncio.timeout(1.0):
+            _, writer = await asyncio.open_connection(url.host, url.port)
     except (OSError, TimeoutError):
         return str(url.origin())
     writer.close()
