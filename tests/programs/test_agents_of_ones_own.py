@@ -65,6 +65,20 @@ def test_equal_requests_are_answered_by_the_cache(own_folder: Path) -> None:
     assert lm.scripted.calls == 4
 
 
+def test_an_agent_is_not_shown_what_the_rubric_compares_its_answer_with(own_folder: Path) -> None:
+    shown = list[dict[str, Any]]()
+
+    def agent(task: dict[str, Any]) -> dict[str, Any]:
+        shown.append(task["inputs"])
+        return {"solution": chat(task, ("user", task["inputs"]["question"]))["content"]}
+
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: solution}}\n")
+    rows = [{"question": f"What is {n} + 1?", "solution": "5"} for n in range(4)]
+    report = assay.evaluate(agent=agent, rubric="r.yaml", data=rows, lm=scripted_lm(lambda request: "5"), split="all")
+    assert report.result["score"] == 1.0
+    assert {tuple(inputs) for inputs in shown} == {("question",)}
+
+
 def test_a_cap_holds_for_an_agent(own_folder: Path) -> None:
     Path("a.md").write_text("Write the sum.")
     lm = scripted_lm(sums)

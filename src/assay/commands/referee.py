@@ -114,6 +114,7 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
     def run(self) -> OpenedReferee:
         from assay.datasets import load_splits
         from assay.datasets.memory import data_spec
+        from assay.jobs.loading import load_rubric
         from assay.jobs.referee_folder import LookLedger, find_sealed, require_sealed
         from assay.programs.texts import TextFiles
         from assay.traces.records import new_id
@@ -128,7 +129,8 @@ class OpenReferee(Reported, Trusting, InStore, AgentServing, FourSplits, JobSett
                 field="text",
             )
         splits = load_splits(
-            data_spec(self.data), rename=self.rename, salt=resolve_salt(self.salt, self.store), limits=self.sizes,
+            data_spec(self.data), outputs=load_rubric(self.rubric).expected_names, rename=self.rename,
+            salt=resolve_salt(self.salt, self.store), limits=self.sizes,
             need=("val", "gate", "test"), known=known_splits(self.store),
         )  # fmt: skip
         parts, referee = splits.parts(), new_id()[:12]

@@ -234,16 +234,19 @@ def splits_of_few(
     return {**splits, **dict(zip(free, places, strict=True))}
 
 
-def _tasks(spec: str, inputs: Inputs, rename: Mapping[str, str] | None) -> Iterator[Task]:
+def _tasks(
+    spec: str, inputs: Inputs, rename: Mapping[str, str] | None, outputs: Collection[str] = ()
+) -> Iterator[Task]:
     if spec.startswith(PREFIX):
-        yield from _staged(load_curriculum(spec.removeprefix(PREFIX)), None, inputs, rename)
+        yield from _staged(load_curriculum(spec.removeprefix(PREFIX)), None, inputs, rename, outputs)
         return
     rows, folder = iter_rows(spec), _folder_of(spec)
     if spec.endswith(".parquet"):  # one form for all files: its dates, decimals and bytes as JSON has them
         rows = ((where, json_value(row)) for where, row in rows)
 
     def task_of(where: str, row: Mapping[str, Any]) -> Task:
-        return make_task(renamed(row, rename, where) if rename else row, where=where, inputs=inputs, folder=folder)
+        row = renamed(row, rename, where) if rename else row
+        return make_task(row, where=where, inputs=inputs, outputs=outputs, folder=folder)
 
     for where, row in rows:
         try:
@@ -262,9 +265,10 @@ def _folder_of(spec: str) -> Path | None:
 
 
 def _staged(
-    curriculum: Curriculum, data: str | None, inputs: Inputs, rename: Mapping[str, str] | None
-) -> Iterator[Task]:
-    return staged_tasks(curriculum, data, functools.partial(_tasks, inputs=inputs, rename=rename))
+    curriculum: Curriculum, data: str | None, inputs: Inputs, rename: Mapping[str, str] | None,
+    outputs: Collection[str],
+) -> Iterator[Task]:  # fmt: skip
+    return staged_tasks(curriculum, data, functools.partial(_tasks, inputs=inputs, rename=rename, outputs=outputs))
 
 
 def _empty_inputs(first: EmptyInputs, remaining: Iterator[Callable[[], Task]]) -> DataError:
@@ -399,6 +403,7 @@ def load_splits(
     spec: str,
     *,
     inputs: Inputs = None,
+    outputs: Collection[str] = (),
     rename: Mapping[str, str] | None = None,
     salt: str = "assay",
     limits: Mapping[str, int | None] | None = None,
@@ -410,6 +415,7 @@ def load_splits(
 
     Args:
         spec: path or spec; with a curriculum that of the stages that name no data.
+        outputs: columns that are expected outputs, whatever their name, where the program's inputs are not known.
         curriculum: takes the tasks of its stages. Each stage must have tasks in train and val, as far as these are in
             `need`.
         limits: split name -> number of rows to keep at most, None for all; other splits keep the defaults of `LIMITS`.
@@ -421,8 +427,9 @@ def load_splits(
     """
     limits = {**LIMITS, **(limits or {})}
     if curriculum is None:
-        return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need, known=known)
-    tasks = _staged(curriculum, spec, inputs, rename)
+        tasks = _tasks(spec, inputs, rename, outputs)
+        return collect_splits(tasks, spec=spec, salt=salt, limits=limits, need=need, known=known)
+    tasks = _staged(curriculum, spec, inputs, rename, outputs)
     splits = collect_splits(tasks, spec=curriculum.source, salt=salt, limits=limits, need=need, known=known)
     check_stages(curriculum, splits.parts(), [name for name in ("train", "val") if name in need])
     splits.curriculum = curriculum

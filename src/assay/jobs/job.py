@@ -241,7 +241,7 @@ def open_job(
     checked = load_rubric(rubric)
     of_artifact = {key: split for split, keys in _tasks_of(artifact).items() for key in keys}
     known = {**of_artifact, **(known or {}), **known_splits(store)}
-    splits = _splits(config, fields, need, progress, known=known)
+    splits = _splits(config, fields, checked, need, progress, known=known)
     fixed = loaded  # None: the program is built from the tasks
     if loaded is None:
         loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
@@ -255,7 +255,7 @@ def open_job(
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read
-            splits = _splits(config, fields, need, progress, known=known_splits(run.store))
+            splits = _splits(config, fields, checked, need, progress, known=known_splits(run.store))
             if fixed is None:
                 loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
         session = _session(config, checked, name, run.lm, run.model, run.recorder, run.meter, threads=run.threads)
@@ -286,8 +286,7 @@ def open_job(
             options = config.part(AgentServing) if isinstance(config, AgentServing) else AgentServing()
             closing.enter_context(serving(agent, run.store, run.lm.model, options, progress))
         _count_openings(job, opens_as or run.run_id)
-        compared = {name for c in checked.criteria for name in c.expected_names}
-        for line in column_lines(splits.columns, fields, compared):
+        for line in column_lines(splits.columns, fields, checked.expected_names):
             progress.say(line)
         _warn(job, progress, moved)
         if session.recorder.resumed and (others := scored_otherwise(run.store, run.run_id, session.rubric)):
@@ -394,6 +393,7 @@ def _shown_by_state(job: Job) -> int:
 def _splits(
     config: ProgramJob,
     inputs: Fields | None,
+    rubric: Rubric,
     need: Sequence[str],
     progress: Progress,
     *,
@@ -407,6 +407,7 @@ def _splits(
     return load_splits(
         config.data,
         inputs=inputs,
+        outputs=rubric.expected_names,  # an agent must not be shown what it is to answer
         rename=config.rename,
         salt=config.salt or DEFAULT_SALT,
         limits=config.limits,

@@ -156,6 +156,11 @@ class Rubric:
         return any(c.judge is not None for c in self.criteria)
 
     @property
+    def expected_names(self) -> set[str]:
+        """Names of the expected outputs that its criteria name, see `Criterion.expected_names`."""
+        return {name for criterion in self.criteria for name in criterion.expected_names}
+
+    @property
     def takes_model(self) -> bool:
         """Whether a model named for judges has an effect: for a judge, or a DSPy metric, which may call a model."""
         return self.needs_judge or any(isinstance(c.check, MetricCheck) for c in self.criteria)
