@@ -97,7 +97,8 @@ def measure(name: str, group: Group, seed: int, arguments: argparse.Namespace) -
             scratch=scratch,
             downloads=arguments.downloads,
         )
-        measured = importlib.import_module(f"claims.{group.module}").measure(setting)
+        function = getattr(importlib.import_module(f"claims.{group.module}"), group.function)
+        measured = function(setting, **group.options)
     seconds = time.perf_counter() - start
     command = f"python benchmarks/figures.py run {name} --seed {seed}"
     stronger = Path(arguments.stronger).name if group.stronger else None  # its folder is of one machine only

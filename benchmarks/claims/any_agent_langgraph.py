@@ -13,10 +13,15 @@ PACKAGES = ("langgraph==1.2.24", "langchain-openai==1.7.4")
 
 
 def measure(setting: Setting) -> Measured:
+    add_packages(setting)
+    return trained_agent(setting, "langgraph", agent=f"{EXAMPLE / 'langgraph_agent.py'}:solve")
+
+
+def add_packages(setting: Setting) -> None:
+    """Makes LangGraph importable."""
     folder = setting.downloads / "langgraph"
     if not folder.exists():
         subprocess.run(
             [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *PACKAGES], check=True
         )
     sys.path.append(str(folder))
-    return trained_agent(setting, "langgraph", agent=f"{EXAMPLE / 'langgraph_agent.py'}:solve")

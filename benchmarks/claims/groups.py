@@ -1,16 +1,21 @@
 """The measurements that the rows of the table read."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Group:
-    """A measurement. `module` in `claims` has its function `measure`."""
+    """A measurement: a function of a module in `claims`."""
 
     module: str
+    function: str = "measure"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the function
     stronger: bool = False  # needs the stronger model
 
 
+AGENTS = ("openai", "langgraph", "node")  # of `examples/any_agent`
 GROUPS = {
     "sums": Group("sums"),
     "hand_written": Group("hand_written"),
@@ -30,6 +35,11 @@ GROUPS = {
     "any_agent": Group("any_agent"),
     "any_agent_langgraph": Group("any_agent_langgraph"),
     "any_agent_node": Group("any_agent_node"),
+    **{
+        f"{kind}_{name}": Group("compiled_agents", f"on_{name}", {"optimizer": optimizer}, stronger=True)
+        for kind, optimizer in (("compiled", "auto"), ("gepa", "gepa"))
+        for name in AGENTS
+    },
     "delayed_credit": Group("delayed"),
     "conversations": Group("conversations"),
     "conversation_training": Group("conversation_training"),
