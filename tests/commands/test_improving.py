@@ -21,7 +21,7 @@ from aiohttp import web
 import assay
 from assay.commands import improve as improving
 from assay.commands.compile import Compile
-from assay.commands.improve import Improve
+from assay.commands.improve import Improve, compile_program
 from assay.errors import (
     AssayError,
     BudgetExceeded,
@@ -358,6 +358,25 @@ def test_who_lost_an_improvement_opens_none_of_its_parts(job: dict[str, Any], mo
     with pytest.raises(LostLease):
         improve(job, "prompts", "prompts", progress=Taken())
     assert len(taken) == 1
+
+
+def test_a_part_of_an_improvement_that_was_taken_over_writes_nothing_more(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[list[str]] = []
+
+    def step(program: str, **options: Any) -> Any:
+        with Store() as store:
+            with store.engine.begin() as connection:
+                connection.execute(sa.update(leases).where(leases.c.until > 0).values(token="of the next one"))
+            written.append([row["id"] for row in list_runs(store)])
+        return compile_program(program, **options)
+
+    monkeypatch.setattr(improving, "compile_program", step)
+    with pytest.raises(LostLease):
+        improve(job)
+    with Store() as store:
+        assert [row["id"] for row in list_runs(store)] == written[0]
 
 
 def test_an_improvement_leaves_the_folder_of_a_training_that_runs(job: dict[str, Any]) -> None:

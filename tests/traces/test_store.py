@@ -403,6 +403,29 @@ def test_a_process_that_lost_its_lease_writes_nothing(store: Store) -> None:
     assert holder_of(store.engine, "work") is not None  # it releases no lease of another process
 
 
+def test_a_lease_within_another_is_lost_with_it(store: Store) -> None:
+    whole = acquire(store.engine, "whole", 60.0)
+    assert whole is not None
+    with whole:
+        part = acquire(store.engine, "part", 60.0)
+        assert part is not None
+        store.belong_to(part)
+        with part, part.writing("a row"):
+            pass
+        with store.engine.begin() as connection:
+            connection.execute(sa.update(leases).where(leases.c.name == "whole").values(token="of the next one"))
+        with pytest.raises(LostLease), part.writing("a row"):
+            pass
+        with pytest.raises(LostLease), store.changing():
+            pass
+        assert part.lost
+        assert store.obstacle is not None
+    after = acquire(store.engine, "part", 60.0)
+    assert after is not None
+    with after.writing("a row"):
+        assert not after.lost
+
+
 @pytest.mark.parametrize("ends", [-1.0, 10.0**9])
 def test_a_lease_ends_by_itself_and_after_the_clock_was_set_back(store: Store, ends: float) -> None:
     assert acquire(store.engine, "work", 60.0) is not None

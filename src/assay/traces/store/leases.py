@@ -3,6 +3,8 @@
 A lease ends by a clock that all its processes share: that of the database server, with SQLite that of the machine since
 its start, which no setting of the time changes. Its holder renews it, and writes in transactions that fail once another
 process has the lease. Who lost the lease of a job changes nothing any more; its answered calls are kept under the run.
+
+A lease that is taken while others are held, such as that of a part of an improvement, is lost with any of them.
 """
 
 import hashlib
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -24,6 +27,7 @@ from assay.traces.store.tables import leases
 from assay.traces.store.writer import Owner, Rows
 
 T = TypeVar("T")
+_held: ContextVar[tuple["Lease", ...]] = ContextVar("held", default=())
 TAKEN_OVER = "another process has taken this job over"
 _RENEWALS = 5  # in the length of a lease
 _PATIENCE_S, _PAUSE_S = 60.0, 0.5  # while the database cannot be reached
@@ -215,31 +219,44 @@ class Lease:
 
     Attributes:
         holder: host and process.
-        lost: whether this process knows that another one has taken the lease over.
     """
 
     def __init__(self, engine: sa.Engine, name: str, length_s: float) -> None:
         self.engine, self.name, self.length_s, self.token = engine, name, length_s, new_id()
         self.holder = this_process()
         self._mine = sa.and_(leases.c.name == name, leases.c.token == self.token)
-        self._ended, self.lost, self._renewed = threading.Event(), False, elapsed()
+        self._all = (self, *(held for held in _held.get() if held.name != name))
+        self._ended, self._lost, self._renewed = threading.Event(), False, elapsed()
         self._thread = threading.Thread(target=self._renewing, name=f"lease-{name}", daemon=True)
 
     @property
-    def is_doubtful(self) -> bool:
-        """Whether another process may have taken the lease over, as it could not be renewed in time."""
-        return not self.lost and elapsed() >= self._renewed + self.length_s
+    def lost(self) -> bool:
+        """Whether this process knows that another one has taken over the lease, or one that it is a part of."""
+        return any(held._lost for held in self._all)
+
+    @lost.setter
+    def lost(self, lost: bool) -> None:
+        self._lost = lost
 
     @property
-    def owner(self) -> tuple[str, str]:
-        """Name and token, which are stored with what the holder writes."""
-        return self.name, self.token
+    def is_doubtful(self) -> bool:
+        """Whether another process may have taken it over, as it, or one that it is a part of, was not renewed in
+        time."""
+        return not self.lost and any(elapsed() >= held._renewed + held.length_s for held in self._all)
+
+    @property
+    def owner(self) -> Owner:
+        """Name and token, then those that it is a part of in this database; stored with what the holder writes."""
+        here = (held for held in self._all if held.engine.url == self.engine.url)
+        return tuple(text for held in here for text in (held.name, held.token))
 
     def __enter__(self) -> "Lease":
+        _held.set((*_held.get(), self))
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        _held.set(tuple(held for held in _held.get() if held is not self))
         self._ended.set()
         self._thread.join(self.length_s)
         try:
@@ -250,7 +267,8 @@ class Lease:
             pass  # the store is away: the lease ends by itself
 
     def _renewing(self) -> None:
-        while not self._ended.wait(self.length_s / _RENEWALS):
+        # a part of what was lost is not renewed: who took that over is to get this lease, too
+        while not self._ended.wait(self.length_s / _RENEWALS) and not self.lost:
             begun = elapsed()
             try:
                 with self.engine.begin() as connection:
@@ -261,7 +279,8 @@ class Lease:
 
     def _renew(self, connection: sa.Connection) -> bool:
         until = seconds(connection, time.monotonic) + self.length_s
-        self.lost = not connection.execute(sa.update(leases).where(self._mine).values(until=until)).rowcount
+        renewed = connection.execute(sa.update(leases).where(self._mine).values(until=until)).rowcount
+        self._lost = not (renewed and holds(connection, self.owner[2:]))
         return not self.lost
 
     def check(self) -> None:
@@ -286,14 +305,17 @@ _LATE = "late: another process had taken the job over"
 
 
 def holds(connection: sa.Connection, owner: Owner) -> bool:
-    """Whether nobody has taken a job over from its owner. Others wait with that until the transaction ends.
+    """Whether nobody has taken a job, or what it is a part of, over from its owner. Others wait with that until the
+    transaction ends.
 
     The row is written, not read: SQLite refuses to write in a transaction that began by reading, once another process
     has written.
     """
-    name, token = owner
-    mine = sa.update(leases).where(leases.c.name == name, leases.c.token == token).values(token=token)
-    return bool(connection.execute(mine).rowcount)
+    for name, token in zip(owner[::2], owner[1::2], strict=True):
+        mine = sa.update(leases).where(leases.c.name == name, leases.c.token == token).values(token=token)
+        if not connection.execute(mine).rowcount:
+            return False
+    return True
 
 
 def late_rows(connection: sa.Connection, rows: Rows, owner: Owner) -> Rows:

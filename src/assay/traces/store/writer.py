@@ -17,7 +17,7 @@ import orjson
 from assay.support.places import files_of, left_files, opened_own, own_path, remove_own
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
-Owner = tuple[str, str]  # lease of the job that rows belong to, and the token of its holder
+Owner = tuple[str, ...]  # lease of the job of the rows and its holder's token, then those that it is a part of
 
 _BATCH = 500  # rows per transaction
 _INTERVAL_S = 0.25
@@ -268,7 +268,7 @@ def _as_rows(line: bytes) -> tuple[Owner | None, Rows]:
     rows: Rows = {}
     for table, key, row in entries:
         rows.setdefault(table, {})[tuple(key) if isinstance(key, list) else key] = row
-    return (None if owner is None else (owner[0], owner[1])), rows
+    return (None if owner is None else tuple(owner)), rows
 
 
 # -- Buffers batches that the database does not take at once: a thread writes them, a file holds them if that takes
