@@ -19,6 +19,7 @@ from assay.deployment.loops import Figure, loop_figures
 from assay.deployment.plan import Plan, Step
 from assay.traces import Rollout, Store
 from assay.traces.records import Verdict
+from assay.traces.resuming import ledger_of
 from rigs.serving import chat_completion, served
 
 NOW = time.time()
@@ -137,6 +138,22 @@ def test_an_improvement_whose_training_did_not_converge_says_so(
     detail = improved(LoopSettings(rubric="r.yaml", method="improve"), order, None)
     assert (detail["artifact"], detail["converged"]) == ("better", expected)
     assert detail["reason"] == "prompts not kept; grpo kept" + ("" if expected else ", not converged")
+
+
+def test_an_improvement_counts_what_it_sent_not_what_was_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def improves(*_: Any, **__: Any) -> Any:
+        run = "improve-x.0.prompts-k"
+        assert store.reserve_run(run, kind="compile", started_at=NOW + 1)
+        ledger = ledger_of(store, run)
+        for number in range(3):
+            ledger.send(f"{number:064x}", "search", owner="")
+        ledger.close()
+        report = {"artifact": None, "steps": [], "stopped": None, "notes": [], "test": None}
+        return SimpleNamespace(to_dict=lambda: report)
+
+    monkeypatch.setattr("assay.commands.cycle.improve", improves)
+    order = order_of(Path("one"), Path("pool.jsonl"), Path("better"), store=store.url)
+    assert improved(LoopSettings(rubric="r.yaml", method="improve"), order, None)["calls"] == 3
 
 
 PROGRAM = """

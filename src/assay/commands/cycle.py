@@ -37,6 +37,7 @@ from assay.jobs.checks import settings_of_another_job
 from assay.jobs.groups import ScoringSettings, StoredJudge
 from assay.jobs.opening import artifact_place
 from assay.jobs.rescoring import score_stored
+from assay.models.meter import Usage
 from assay.reports.markdown import with_interval
 from assay.sources.modules import attribute_of
 from assay.support.names import place_in
@@ -44,6 +45,7 @@ from assay.support.options import options_of
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces import Store
+from assay.traces.resuming import spent_of
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import Lease, LostLease, present
 from assay.traces.store.location import home_of
@@ -154,17 +156,25 @@ def usage_since(store: Any, began: float) -> tuple[int, float]:
     """LM calls and dollars of all jobs of the store since a time, without those of production.
 
     For improvements without counts of their own that outlive a kill or failure. Calls of another job at the same time
-    are counted too, so that the budget holds.
+    are counted too, so that the budget holds. What a run sent by its ledger counts, also if it was never stored.
     """
-    calls, rollouts = schema.transitions.c, schema.rollouts.c
-    query = (
-        sa.select(sa.func.count(), sa.func.sum(calls.cost_usd))
+    calls, rollouts, runs = schema.transitions.c, schema.rollouts.c, schema.runs.c
+    stored = (
+        sa.select(rollouts.run_id, sa.func.count(), sa.func.sum(calls.cost_usd))
         .select_from(schema.transitions.join(schema.rollouts, rollouts.id == calls.rollout_id))
         .where(calls.started_at >= began, sa.not_(calls.cached), rollouts.phase.not_in(("deployed", "shadow")))
+        .group_by(rollouts.run_id)
     )
-    with Store(store) as opened, opened.engine.connect() as connection:
-        count, cost = connection.execute(query).one()
-    return int(count), float(cost or 0.0)
+    count, cost = 0, 0.0
+    with Store(store) as opened:
+        with opened.engine.connect() as connection:
+            used = {run: (int(number), float(usd or 0.0)) for run, number, usd in connection.execute(stored)}
+            begun = connection.execute(sa.select(runs.id).where(runs.started_at >= began)).scalars().all()
+        for run in {*used, *begun}:
+            number, usd = used.get(run, (0, 0.0))
+            sent = Usage() if run is None else spent_of(opened, run)
+            count, cost = count + max(number, sent.calls), cost + max(usd, sent.cost_usd)
+    return count, cost
 
 
 def _hacks(report: Mapping[str, Any]) -> int:

@@ -166,11 +166,20 @@ def spent_in(where: str | Path | None, job: str, *, but: str) -> Usage:
     with Store(where) as store:
         for run_id, _ in store.runs(job, "."):
             if not run_id.startswith(f"{job}.{but}-"):
-                ledger = ledger_of(store, run_id)
-                for usage in spent_before(ledger).values():
-                    total.add(usage)
-                total.calls += ledger.again + store.unrecorded(run_id).calls
-                ledger.close()
+                total.add(spent_of(store, run_id))
+    return total
+
+
+def spent_of(store: Store, run_id: str) -> Usage:
+    """Usage of a run by its ledger, also of calls that were sent and never stored; empty without a ledger here."""
+    total, place = Usage(), ledger_place(store, run_id)
+    if not isinstance(place, Path) or place.is_file():
+        ledger = ledger_of(store, run_id)
+        for usage in spent_before(ledger).values():
+            total.add(usage)
+        total.calls += ledger.again
+        ledger.close()
+    total.calls += store.unrecorded(run_id).calls
     return total
 
 
