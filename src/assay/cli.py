@@ -453,12 +453,15 @@ def require_stored(result: object) -> None:
 
 
 def _report_end(ctx: click.Context, error: BaseException) -> None:
-    """With `--json`, prints an object with the reason of a command that a cap, a signal or a full disk ended before its
-    report, and the number of rows that were not stored."""
-    as_json = ctx.meta.pop("stdout", None) is not None
-    is_stop = isinstance(error, StopRun | KeyboardInterrupt | StoreError | WriteFailed)
-    if as_json and REPORTED not in ctx.meta and (is_stop or refused_by_command().rows):
+    """With `--json`, prints an object with the reason of a command that ended with exit code 1 before its report, and
+    the number of rows that were not stored: `stopped` if a cap, a signal, the store or a full disk ended it, otherwise
+    `error`."""
+    if ctx.meta.pop("stdout", None) is None or REPORTED in ctx.meta:
+        return
+    if isinstance(error, StopRun | KeyboardInterrupt | StoreError | WriteFailed) or refused_by_command().rows:
         print_json({"stopped": _reason_of(error) or "by the user"})
+    elif getattr(error, "exit_code", 1) == 1 and not isinstance(error, BrokenPipeError | click.Abort):
+        print_json({"error": _reason_of(error)})
 
 
 def _of_database(error: BaseException) -> BaseException:
@@ -471,7 +474,14 @@ def _of_database(error: BaseException) -> BaseException:
 
 def _reason_of(error: BaseException) -> str:
     """An error as the command line prints it."""
-    return error.text(error.names) if isinstance(error, AssayError) else spoken(str(error), names_of(sys.argv[1:]))
+    if isinstance(error, AssayError):
+        return error.text(error.names)
+    if isinstance(error, OSError):  # of a full or read-only disk: its class says nothing to the user
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    if isinstance(error, StopRun | KeyboardInterrupt | click.ClickException):
+        return spoken(str(error), names_of(sys.argv[1:]))
+    return f"{type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)"
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -518,14 +528,10 @@ def main() -> None:
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
-    except OSError as error:  # of a full or read-only disk: its class says nothing to the user
-        where = f"{error.filename}: " if error.filename else ""
-        echo(f"assay: {where}{error.strerror or error}", err=True)
-        code = 1
     except Exception as error:
-        if os.environ.get("ASSAY_DEBUG"):
+        if os.environ.get("ASSAY_DEBUG") and not isinstance(error, OSError):
             raise
-        echo(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", err=True)
+        echo(f"assay: {_reason_of(error)}", err=True)
         code = 1
     _leave(code)
 

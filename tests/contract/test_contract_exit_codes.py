@@ -87,8 +87,11 @@ def test_a_coverage_below_the_required_one_ends_with_1_after_the_report(project:
     assert project.run("evaluate", "sums.py:successor", "--rubric", "absent.yaml").code == 2  # by the preflight
 
 
-def test_a_server_that_is_away_ends_with_1(project: Project) -> None:
-    assert project.run(*RUN, "--api-base", "http://127.0.0.1:9/v1", "--size", "2").code == 1
+def test_a_failure_ends_with_1_and_the_reason_as_json(project: Project) -> None:
+    done = project.run(*RUN, "--api-base", "http://127.0.0.1:9/v1", "--size", "2", "--json")  # no server is there
+    assert (done.code, list(done.report)) == (1, ["error"])
+    done = project.run("registry", "show", "absent", "--json")
+    assert (done.code, list(done.report)) == (1, ["error"])
 
 
 def test_a_job_that_its_cap_stops_ends_with_0_and_says_so(project: Project) -> None:
