@@ -12,6 +12,7 @@ import pytest
 from calling_agents import chat, post
 
 import assay
+from assay.commands.registry import register
 from assay.deployment.demands import demands_of_values
 from assay.errors import ArtifactError, ConfigError
 from assay.jobs.agents import apply_texts
@@ -139,6 +140,17 @@ def test_a_compiled_artifact_is_evaluated_with_its_texts(prompts: Path) -> None:
     assert loaded.texts[0]["text"] == OWN
     scored = assay.evaluate(report.artifact, rubric=RUBRIC, data=TASKS, lm=lm, size=10)
     assert scored.result["score"] == 1.0
+
+
+def test_an_artifact_of_an_agent_is_refused_where_it_would_not_run_with_the_way_out(prompts: Path) -> None:
+    artifact = compiled(rendered, max_search_calls=40).artifact
+    with pytest.raises(ConfigError, match=r"an artifact of an agent, not of a program.*assay compile --agent"):
+        assay.migrate(artifact, data="d.jsonl", model="openai/new")
+    with pytest.raises(ConfigError, match=r"an artifact of an agent, not of a program.*changes\.patch"):
+        register("support", artifact)
+    for job in (assay.evaluate, assay.collect):
+        with pytest.raises(ConfigError, match="runs its agent by itself: leave out the agent"):
+            job(artifact, agent=rendered, rubric=RUBRIC, data=TASKS, lm=scripted_lm(careful))
 
 
 def test_an_agent_is_compared_with_its_compiled_texts(prompts: Path) -> None:

@@ -188,6 +188,9 @@ class Migrate(Reported, Trusting, InStore, NewArtifact, ReflectionModel, Decided
         if manifest.get("kind") == "judge":
             hint = "Compile it for the new model: assay judge compile"
             raise ConfigError(f"{self.program} is a compiled judge", hint=hint)
+        if manifest.get("agent") is not None:
+            hint = "Score it with the new model: assay evaluate; or compile for that model: assay compile --agent"
+            raise ConfigError(f"{self.program} is an artifact of an agent, not of a program", hint=hint)
         if self.rubric is None:
             files = manifest.get("rubric_files") or {}
             name = next((name for name in files if name in ("rubric.yaml", "rubric.toml", "rubric.json")), None)

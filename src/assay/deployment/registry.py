@@ -187,6 +187,11 @@ class Registry:
         check_name(agent, "agent", plain=True)
         folder = Path(artifact).resolve()
         manifest = verified(folder)
+        if manifest.get("agent") is not None:
+            raise ConfigError(
+                f"{artifact} is an artifact of an agent, not of a program, and is not served",
+                hint="Take its texts over where the agent runs: git apply changes.patch",
+            )
         parent_number = self.version(parent).number if parent is not None else None
         row = {
             "agent": agent,

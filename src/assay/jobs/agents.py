@@ -17,7 +17,7 @@ from assay.programs.foreign_agent import ForeignAgent, TextAgent, foreign_agent_
 from assay.programs.loading import full_name
 from assay.programs.runners import AgentRunner, CallableRunner, CommandRunner, RemoteRunner, runner_of
 from assay.programs.texts import ChangedFile, TextFiles, apply_files, refuse_changed, relative_path
-from assay.sources.artifact_files import TEXTS, verified
+from assay.sources.artifact_files import TEXTS, is_artifact, read_manifest, verified
 from assay.sources.modules import qualified_name
 from assay.support.numbers import counted
 from assay.traces import Store
@@ -60,7 +60,10 @@ def program_or_agent(
             raise ConfigError(f"`program={program!r}` must be a name, an artifact's path or a dspy.Module")
         return program if isinstance(program, dspy.Module) else full_name(str(program))
     if agent is None or program is not None:
-        raise ConfigError("give either a `program` or an `agent`")
+        hint = ""
+        if isinstance(program, str | Path) and is_artifact(program) and read_manifest(Path(program)).get("agent"):
+            hint = f"{program} runs its agent by itself: leave out the `agent`"
+        raise ConfigError("give either a `program` or an `agent`", hint=hint)
     name = agent if isinstance(agent, str) else qualified_name(agent)
     runner = _runner(agent)
     if not texts:
