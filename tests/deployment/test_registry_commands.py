@@ -56,6 +56,7 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     started = run("deploy", "start", "support@2", "--plan", "plan.yaml")
     assert started["expected"]["better"]["promoted"] > 0.8
     assert run("deploy", "status", "support")["status"] == "running"
+    assert "  score: nothing measured yet" in text("deploy", "status", "support")
     production = assay.deployed("support", rubric=RUBRIC)
     for at in range(200):
         production(question=str(at), unit=str(at))

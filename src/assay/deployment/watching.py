@@ -334,6 +334,9 @@ class DeploymentReport(Report):
             score += "" if values["score"] is None else f", lower bound {low}, upper bound {high}"
             yield f"  {arm:9} {counted(int(values['n'] or 0), 'rollouts'):>15}{unscored}  {score}"
         for reading in self.readings:
+            if not any(reading.counts.values()):
+                yield f"  {reading.metric}: nothing measured yet"
+                continue
             gain, low, high = map(signed, (reading.gain, reading.low, reading.high))
             yield (
                 f"  {reading.metric}: champion {figure(reading.champion)}, candidate {figure(reading.candidate)}, gain "
