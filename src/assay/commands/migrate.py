@@ -80,7 +80,8 @@ class MigrateReport(JobReport):
         kinds = self.task_types if len(self.task_types) > 1 else {}
         gains = {**self.criteria, **{type_label(kind): gain for kind, gain in kinds.items()}}
         rows = [(name, interval(gain) or "–") for name, gain in gains.items()]
-        yield Table(title="gain of the new side, paired 95 %", rows=rows)
+        if len(rows) > 1:  # the gain of one criterion is that of the score
+            yield Table(title="gain of the new side", header=("", "paired 95 %"), rows=rows)
         yield from failure_lines(self.new)
         yield f"gain of the new side: {with_interval(self.gain)}: {self._verdict()}"
         if self.cures:
