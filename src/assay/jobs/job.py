@@ -34,6 +34,7 @@ from assay.jobs.hosts import Consignment
 from assay.jobs.loading import JUDGE_TEMPERATURE, load_rubric, portable_rubric, with_judges, without_graders
 from assay.jobs.opening import Run, budgeted, client_of, open_run
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
+from assay.models.hosted import HostedBackend
 from assay.models.meter import Usage
 from assay.models.roles import DEFAULT_MODEL
 from assay.programs import load_program, program_fields, program_version
@@ -284,6 +285,8 @@ def open_job(
             session.recorder.carried = carried_by(artifact.program)
         if (agent := foreign_agent_in(recorded.program)) is not None:
             options = config.part(AgentServing) if isinstance(config, AgentServing) else AgentServing()
+            if isinstance(run.lm.recording.backend, HostedBackend):  # the agent's SDK looks at what is imported so far
+                run.lm.recording.backend.load()
             closing.enter_context(serving(agent, run.store, run.lm.model, options, progress))
         _count_openings(job, opens_as or run.run_id)
         for line in column_lines(splits.columns, fields, checked.expected_names):

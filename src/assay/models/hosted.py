@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -82,7 +83,7 @@ def rough_tokens(text: str) -> int:
 
 
 _refused: ContextVar[bool] = ContextVar("assay_no_redirects", default=False)
-_installed = False
+_installed, _installing = False, threading.Lock()
 
 
 def no_redirects() -> AbstractContextManager[bool]:
@@ -93,14 +94,15 @@ def no_redirects() -> AbstractContextManager[bool]:
 
 def _install() -> None:
     global _installed
-    if _installed:
-        return
-    _installed = True
-    for name in ("httpx", "httpx2"):  # litellm and mcp use either
-        if importlib.util.find_spec(name) is not None:
-            module = importlib.import_module(name)
-            module.Client.send = _ending_at_redirects(module.Client.send)
-            module.AsyncClient.send = _ending_at_redirects(module.AsyncClient.send)
+    with _installing:
+        if _installed:
+            return
+        for name in ("httpx", "httpx2"):  # litellm and mcp use either
+            if importlib.util.find_spec(name) is not None:
+                module = importlib.import_module(name)
+                module.Client.send = _ending_at_redirects(module.Client.send)
+                module.AsyncClient.send = _ending_at_redirects(module.AsyncClient.send)
+        _installed = True
 
 
 def _ending_at_redirects(send: Any) -> Any:
