@@ -12,8 +12,8 @@ from claims.any_agent import EXAMPLE
 from claims.any_agent_langgraph import add_packages
 from claims.storing import Lines, Measured, Setting
 
-DATA = "arithmetic:terms=2-3&digits=2-3&size=600"
-SEARCH_CALLS, TEST = 160, 40
+DATA = "arithmetic:terms=4-5&digits=2-3&size=600"
+SEARCH_CALLS, TEST = 120, 40
 SIZES = {"train": 40, "val": 16, "gate": 40}
 
 

@@ -53,6 +53,7 @@ def test_the_length_of_a_text_is_limited_by_its_own() -> None:
         ("Answer questions about refunds. Be polite.", "placeholder: it lacks {name}"),
         (f"{OWN} The order zulu: 1001. For yankee say 1002, for xray 1003.", "copied: words of 3 training tasks"),
         (f"{OWN} Ask for the number of the order.", None),
+        (f"{OWN} Ask for the number\x07 of the order.", "control: it has the character '\\x07'"),
     ],
 )
 def test_a_text_that_has_memorised_tasks_or_lost_a_placeholder_is_refused(text: str, rule: str | None) -> None:
@@ -64,3 +65,16 @@ def test_a_text_that_has_memorised_tasks_or_lost_a_placeholder_is_refused(text: 
     check = InstructionCheck(agent(), scripted_lm(lambda request: "x"))
     why = check.why(text, OWN, sources=tasks)
     assert why is None if rule is None else (why or "").startswith(rule)
+
+
+def test_tasks_that_a_text_has_memorised_beside_others_or_in_several_steps_are_found() -> None:
+    words = ("zulu", "yankee", "xray", "whiskey")
+    tasks = [
+        Task(id=word, inputs={"question": f"Where is {word}?"}, expected={"answer": str(1001 + at)})
+        for at, word in enumerate(words)
+    ]
+    check = InstructionCheck(agent(), scripted_lm(lambda request: "x"))
+    first, last = f"{OWN} For zulu say 1001, for yankee 1002.", "For xray say 1003, for whiskey 1004."
+    assert check.why(first, OWN, sources=tasks) is None
+    assert (check.why(f"{first} {last}", first, sources=tasks) or "").startswith("copied: words of 4 training tasks")
+    assert (check.why(first, OWN, sources=tasks, beside=[last]) or "").startswith("copied: words of 4 training tasks")

@@ -20,6 +20,7 @@ from assay.rubrics import Criterion, Rubric
 from assay.sources.artifact_files import resealed
 from assay.testing import scripted_lm
 from assay.traces import Store
+from rigs.projects import Said
 
 SPLITS = ("train", "val", "gate", "test")
 TASKS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "split": SPLITS[n % 4]} for n in range(160)]
@@ -290,6 +291,28 @@ def test_an_agent_reads_new_texts_from_its_task(prompts: Path) -> None:
         compiled(rendered, delivery="task")
     Path("agent.py").write_text(CLIENT + "ask(json.load(open(os.environ['ASSAY_TEXTS']))['prompts/a.md'], task)")
     assert compiled(f"{sys.executable} agent.py", delivery="task", **SOME).replaces
+
+
+@pytest.mark.parametrize("delivery", ["copy", "task"])
+def test_of_texts_that_an_agent_reads_itself_the_one_that_does_not_arrive_is_named(
+    delivery: str, prompts: Path
+) -> None:
+    Path("prompts/b.md").write_text("Never sent to any model.")
+    texts = "{'prompts/a.md': open('prompts/a.md').read()}"
+    texts = texts if delivery == "copy" else "json.load(open(os.environ['ASSAY_TEXTS']))"
+    Path("agent.py").write_text(CLIENT + f"ask({texts}['prompts/a.md'], task)")
+    with pytest.raises(ConfigError, match=r"'prompts/b.md' is in no request of the agent's first 8 tasks"):
+        compiled(f"{sys.executable} agent.py", ("prompts/a.md", "prompts/b.md"), delivery=delivery, **SOME)
+
+
+def test_a_text_in_several_places_of_a_request_is_told(prompts: Path) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        system, question = Path("prompts/a.md").read_text(), task["inputs"]["question"]
+        return str(chat(task, ("system", system), ("user", f"You were told: {system}"), ("user", question))["content"])
+
+    said = Said()
+    compiled(agent, max_search_calls=20, progress=said)
+    assert any("prompts/a.md is in 2 places of one request (roles: system, user)" in line for line in said.lines)
 
 
 def test_two_texts_are_improved_where_they_fail(prompts: Path) -> None:

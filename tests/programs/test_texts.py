@@ -53,12 +53,13 @@ def refusal(name: str) -> str:
     return str(refused.value)
 
 
-def test_a_file_is_a_text_without_its_front_matter(own_folder: Path) -> None:
-    Path("SKILL.md").write_text(SKILL)
+@pytest.mark.parametrize("skill", [SKILL, SKILL.replace("---", "+++").replace(": ", " = "), f"\ufeff{SKILL}"])
+def test_a_file_is_a_text_without_its_front_matter(skill: str, own_folder: Path) -> None:
+    Path("SKILL.md").write_text(skill)
     (text,) = TextFiles(["SKILL.md"]).texts
     assert text.text == "Answer questions about refunds politely.\n\nAsk for the {order} first."
     assert not text.is_value
-    assert written("SKILL.md", "Be brief. {order}") == SKILL.split("Answer q")[0] + "Be brief. {order}\n"
+    assert written("SKILL.md", "Be brief. {order}") == skill.split("Answer q")[0] + "Be brief. {order}\n"
 
 
 def test_a_section_lies_between_its_markers(own_folder: Path) -> None:

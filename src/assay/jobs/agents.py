@@ -154,6 +154,13 @@ def find_texts(recorded: RecordedProgram, tasks: Sequence[Task], session: Sessio
     program.roles = {name: sorted(learned[name]) for name in names}
     where = "; ".join(f"{name} in {', '.join(roles)}" for name, roles in program.roles.items())
     session.progress.say(f"texts found in requests: {where}")
+    for name, places in program.host.places.items():
+        if places > 1:
+            roles = ", ".join(program.roles[name])
+            session.progress.say(
+                f"warning: {name} is in {places} places of one request (roles: {roles}), and a new text is put into "
+                "each of them, also into a quotation"
+            )
 
 
 def agent_notes(program: dspy.Module) -> list[str]:

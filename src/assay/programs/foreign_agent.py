@@ -40,8 +40,9 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
 
     Attributes:
         files: of its texts, if they are read from files.
-        marker: a line that is added to each text while it is tried whether they reach the model.
+        marker: of a line that is added to each text, with its name, while it is tried whether they reach the model.
         learned: roles of the requests in which each text was found while `TextAgent.roles` were not known.
+        places: of one request in which each text was found then, at most.
     """
 
     def __init__(self, name: str, runner: AgentRunner | None = None, *, trains: bool = False) -> None:
@@ -52,6 +53,7 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         self.files: TextFiles | None = None
         self.marker = ""
         self.learned: dict[str, set[str]] = defaultdict(set)
+        self.places = Counter[str]()
         self.reached = threading.Event()  # the agent has called the model once
 
     def __deepcopy__(self, memo: object) -> "ForeignAgent":
@@ -232,6 +234,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         self.host.counts["without texts"] += not swap.seen
         for name, roles in swap.seen.items() if self.roles is None and (self.host.marker or not self._is_read) else ():
             self.host.learned[name] |= roles
+            self.host.places |= swap.places
         tools = [tool for call in rollout.transitions for tool in call.tools]
         called = [f"{tool.name}({value_text(tool.arguments)}): {tool.result or tool.error or ''}" for tool in tools]
         shown = {**output, **({"tool_calls": "\n".join(called)} if called else {})}
@@ -253,7 +256,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         """What an agent that reads its texts itself gets, as arguments of `ForeignAgent.run`."""
         if not self._is_read:
             return {}
-        marked = {name: text + (f"\n\n{self.host.marker}" if self.host.marker else "") for name, text in self._now()}
+        marked = {name: "\n\n".join([text, *self._marker_of(name)]) for name, text in self._now()}
         if self.delivery == "task":
             return {"texts": marked}
         if self.host.files is None:
@@ -267,6 +270,10 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         """The present texts with their examples, by name."""
         return [(name, with_added(text, self.examples_of(name))) for name, (_, text) in self.changes().items()]
 
+    def _marker_of(self, name: str) -> list[str]:
+        """The line that shows whether a text of that name reaches the model, while that is tried."""
+        return [f"{self.host.marker} ({name})"] if self.host.marker else []
+
     def _watched(self) -> "list[NewText]":
         """The lines by which a text that the agent reads itself is recognised: the marker, else those that are new."""
         from assay.traces.gateway.texts import NewText
@@ -275,7 +282,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         for (name, (own, _)), (_, now) in zip(self.changes().items(), self._now(), strict=True):
             lines = [line.strip() for line in now.splitlines() if len(line.strip()) >= LEAST_CHARACTERS]
             lines = [line for line in lines if line not in own] or lines
-            for line in [self.host.marker] if self.host.marker else lines:
+            for line in self._marker_of(name) or lines:
                 watched.append(NewText(name=name, before=line, after=line))
         return watched
 

@@ -26,7 +26,9 @@ from assay.support.places import no_such_file, write_whole
 from assay.support.yaml_files import MOST_BYTES, read_yaml
 
 LEAST_CHARACTERS = 8  # of one literal piece of a text: a shorter one would be found by chance in other texts
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
+# A byte order mark, and front matter in YAML or TOML; neither is sent to a model.
+_FRONT = re.compile(r"\A\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n.*?^\1[ \t]*\r?$\n?)?", re.DOTALL | re.MULTILINE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]")  # all but tab and the end of a line
 _CODE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _MARKER = re.compile(r"<!--\s*/?assay:")
 _NAME = re.compile(r"\w[\w.-]*")
@@ -183,7 +185,7 @@ class _Place:
 
 class _Whole(_Place):
     def __init__(self, name: str, path: Path, source: str) -> None:
-        front = _FRONT_MATTER.match(source)
+        front = _FRONT.match(source)
         super().__init__(name, path, source, front.end() if front else 0, len(source))
 
 
@@ -301,8 +303,10 @@ def _node_at(node: yaml.Node, keys: Sequence[str]) -> tuple[yaml.Node, int]:
 def why_refused(before: str, after: str) -> str | None:
     """Why a text must not be replaced by another one, as `rule: reason`; None if it may.
 
-    The rule is `placeholder`, `code` or `marker`.
+    The rule is `control`, `placeholder`, `code` or `marker`.
     """
+    if added_characters := sorted(set(_CONTROL.findall(after)) - set(_CONTROL.findall(before))):
+        return f"control: it has the character {added_characters[0]!r}, which files and terminals read as a command"
     kept, given = Counter(placeholders_in(before)), Counter(placeholders_in(after))
     if kept != given:
         lost, added = sorted((kept - given).elements()), sorted((given - kept).elements())

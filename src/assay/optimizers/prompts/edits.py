@@ -126,7 +126,9 @@ def propose_text(
     else:
         text, why = edited(before, answer.edits)
         reason = None if why else "edit: no passage of its edits occurs once in the text"
-    reason = reason or check.why(text, before, sources=train, most_tokens=check.limit_of(name))
+    others = [p.signature.instructions for other, p in parent.student.program.named_predictors() if other != name]
+    limit = check.limit_of(name)
+    reason = reason or check.why(text, before, sources=train, beside=others, most_tokens=limit)
     if reason is not None:
         check.rejected.append((number, reason.partition(":")[0]))
     if reason is not None or text == before:

@@ -119,7 +119,13 @@ class InstructionCheck:
                 engine.observers = observers
 
     def why(
-        self, text: str, before: str = "", *, sources: Sequence[Task] = (), most_tokens: int = MOST_TOKENS
+        self,
+        text: str,
+        before: str = "",
+        *,
+        sources: Sequence[Task] = (),
+        beside: Sequence[str] = (),
+        most_tokens: int = MOST_TOKENS,
     ) -> str | None:
         """Why an instruction is rejected, as `rule: reason`; None if it is accepted.
 
@@ -129,6 +135,7 @@ class InstructionCheck:
         Args:
             before: the instruction that it replaces.
             sources: tasks that it was written from and must not copy.
+            beside: the other texts of the same candidate, which must not answer these tasks together with it.
             most_tokens: the longest instruction that is accepted.
         """
         if text == before or text in self.before.values():
@@ -142,7 +149,8 @@ class InstructionCheck:
             return refused
         if (tokens := count_tokens(self.lm, text)) > most_tokens:
             return f"long: it has {tokens} tokens, more than {most_tokens}, and each call pays for them"
-        if len(known := memorised(text, sources, before=before)):
+        own = "\n".join(self.before.values()) if self.of_agent else before  # of an agent not what the search has added
+        if len(known := memorised("\n".join([text, *beside]), sources, before=own)):
             return f"copied: words of {len(known)} training tasks stand next to their answers: it has memorised them"
         if (share := overlap(text, _texts(sources), before=before)) >= _COPIED:
             return f"copied: {share:.0%} of its word sequences occur in training tasks: it may have memorised them"

@@ -89,7 +89,9 @@ class Sharing:
     async def was_ended(self, rollout_id: str) -> bool:
         """Whether a client has ended the rollout at another gateway, as in `LiveRollouts.was_ended`."""
         ended: list[str] = []
-        if self.rollouts.shared and not self._is_away:
+        live = self.rollouts.open.get(rollout_id_of(rollout_id))
+        is_own = live is not None and live.adopted  # of a job here, which runs it again: what the store has is older
+        if self.rollouts.shared and not self._is_away and not is_own:
             with suppress(StoreError, TimeoutError):  # away: the call is answered, as those of other rollouts
                 async with asyncio.timeout(_MOST_S):
                     asked = [rollout_id_of(rollout_id)]

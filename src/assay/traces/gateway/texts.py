@@ -4,9 +4,10 @@ A text is recognised by its literal pieces, in their order; what its placeholder
 new text. It is replaced only in the roles in which it was seen when the agent sent its own text.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from assay.errors import ConfigError
@@ -46,18 +47,23 @@ class TextSwap:
 
     Attributes:
         seen: the roles in which each text was found so far.
+        places: in how many places of one request it was, at most.
     """
 
     def __init__(self, texts: Sequence[NewText], roles: Roles | None = None) -> None:
         self._texts = sorted((_Matcher(text) for text in texts), key=lambda matcher: -matcher.length)
         self._roles = roles
         self.seen: dict[str, set[str]] = defaultdict(set)
+        self.places = Counter[str]()
 
     def body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A request with the new texts; parts without any are the same objects as before."""
-        return with_texts(body, self._replaced)
+        found = Counter[str]()
+        changed = with_texts(body, partial(self._replaced, found))
+        self.places |= found
+        return changed
 
-    def _replaced(self, text: str, role: str) -> str:
+    def _replaced(self, places: Counter[str], text: str, role: str) -> str:
         plain = text.replace("\r\n", "\n")
         found: list[tuple[int, int, str]] = []
         for matcher in self._texts:
@@ -67,6 +73,7 @@ class TextSwap:
                 if all(end <= other or start >= other_end for other, other_end, _ in found):
                     found.append((start, end, new))
                     self.seen[matcher.name].add(role)
+                    places[matcher.name] += 1
         if all(plain[start:end] == new for start, end, new in found):
             return text
         for start, end, new in sorted(found, reverse=True):
