@@ -13,6 +13,7 @@ from assay.errors import ConfigError, FailureKind, ProgramFailed
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Store
+from rigs.gateway import opened_stage
 
 TASKS = [
     {"question": f"What is {n} + 1?", "answer": str(n + 1), "split": ("train", "val", "gate", "test")[n % 4]}
@@ -88,6 +89,18 @@ def test_a_cap_holds_for_an_agent(own_folder: Path) -> None:
     with Store(None) as store:  # what the cap kept from being sent is no call
         calls = [call for row in store.rollouts(limit=None) for call in store.rollout(row.id).transitions]
     assert [call.error for call in calls if not call.cached] == [None] * 5
+
+
+def test_a_resumed_job_runs_tasks_again_beside_another_gateway(own_folder: Path) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        chat(task, ("user", f"Think about it. {task['inputs']['question']}"))
+        return str(chat(task, ("user", task["inputs"]["question"]))["content"])
+
+    job: dict[str, Any] = {"script": lambda request: "1", "threads": 1, "preflight": False, "cache": False}
+    with opened_stage(Path()):
+        assert evaluated(agent, store="s.db", max_calls=5, **job).stopped is not None
+        report = evaluated(agent, store="s.db", resume=True, **job)
+    assert (report.stopped, report.result["failed"], report.result["unscored"]) == (None, 0, 0)
 
 
 def test_a_temperature_of_the_job_replaces_the_agents(own_folder: Path) -> None:
