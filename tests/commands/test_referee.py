@@ -292,6 +292,14 @@ def test_edited_copies_are_found(place: Path, name: str) -> None:
         close_referee(place / "out")
 
 
+def test_copies_that_are_edited_while_it_serves_are_found(place: Path) -> None:
+    opened(place)
+    with serving(place) as referee:
+        with (place / "out/agent/agent.py").open("a") as file:
+            file.write("\n# changed\n")
+        assert "agent/agent.py" in referee.submit(texts(BETTER))["reason"]
+
+
 def test_a_text_that_addresses_the_judge_is_named_in_the_report(place: Path) -> None:
     opened(place)
     with serving(place) as referee:

@@ -218,6 +218,7 @@ class Referee:
         if gate.used_up:
             return self._submitted("refused", digest, _USED_UP)
         try:
+            self.folder.verify(added=False)
             before, after = (self._run(side, "val") for side in (self.champion, given))
         except (BudgetExceeded, AssayError) as error:
             return self._submitted("refused", digest, f"not run: {error}")
@@ -381,6 +382,7 @@ class Referee:
         """The agent's own texts and the champion on the sealed test; not opened if nothing was promoted."""
         if self.champion == self.originals:
             return None, None, None
+        self.folder.verify(added=False)
         self.opened_elsewhere = self.ledger.open_test([task.key for task in self.job.splits.parts()["test"]])
         before, after = (self._run(side, "test") for side in (self.originals, self.champion))
         return before, after, paired_gain(before.scores, after.scores)

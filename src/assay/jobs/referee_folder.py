@@ -109,11 +109,15 @@ class RefereeFolder:
     def rubric(self) -> str:
         return str(self.manifest.job["rubric"])
 
-    def verify(self) -> None:
-        """Raises `ArtifactError` if a copied file was changed, removed or added since the referee was opened."""
-        found = {place: hash_of(self.path / place) for place in _files_in(self.path, (_AGENT, _RUBRIC, DATA, DECOYS))}
-        before = self.manifest.files
-        if changed := sorted(place for place in {*found, *before} if found.get(place) != before.get(place)):
+    def verify(self, *, added: bool = True) -> None:
+        """Raises `ArtifactError` if a copied file was changed or removed since the referee was opened.
+
+        Args:
+            added: also if there are others; not while the agent runs, which may write files.
+        """
+        found, before = hashes_of_copies(self.path), self.manifest.files
+        places = {*found, *before} if added else set(before)
+        if changed := sorted(place for place in places if found.get(place) != before.get(place)):
             raise ArtifactError(
                 f"the referee's copies were changed after it was opened: {', '.join(changed[:_NAMED])}. What it would "
                 "measure is not valid: open a new referee in a place that the optimizer cannot write to"
