@@ -314,6 +314,24 @@ ROWS = (
         cells=gain("node", least=0.0),
         note="0.5 to 0.65 samples/s on one core. Sampled at temperature 1: from 58, 60, 55 to 100, 100, 95 %.",
     ),
+    *(
+        Row(
+            name=f"{kind}_{agent}",
+            claim=f"the system message of {title}, compiled {how} without a change of its code: right answers",
+            goal=goal,
+            measurement=f"{kind}_{agent}",
+            cells=gain("correct", least=0.0),
+            note="the stronger model proposes. The agent's own text counts on both sides where no text passed the gate."
+            if (kind, agent) == ("compiled", "openai")
+            else "",
+        )
+        for kind, how, goal in (("compiled", "by auto", "interval above zero"), ("gepa", "by GEPA", "for comparison"))
+        for agent, title in (
+            ("openai", "the agent on OpenAI's SDK"),
+            ("langgraph", "the LangGraph agent"),
+            ("node", "the Node agent"),
+        )
+    ),
     Row(
         name="delayed_credit",
         seeds=(0, 1, 2, 3, 4),
