@@ -1,10 +1,14 @@
 """The system message of an agent that was written with anything, compiled as it is: by `auto`, and by GEPA.
 
-The agents are those of `examples/any_agent`: on OpenAI's SDK, a LangGraph graph and a Node program. Their code stays as
-it is: the gateway replaces their text. A text must pass the gate; if none does, the agent's own one counts on both
-sides. Each seed has tasks of its own; the reported ones are sealed test tasks. The stronger model proposes edits.
+The agents are those of `examples/any_agent`, on OpenAI's SDK, a LangGraph graph and a Node program, without the
+examples in their code, so that all they tell the model is in their text. Their code stays as it is during the compile:
+the gateway replaces their text. A text must pass the gate; if none does, the agent's own one counts on both sides. Each
+seed has tasks of its own; the reported ones are sealed test tasks. The stronger model proposes edits.
 """
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import assay
@@ -18,16 +22,27 @@ SIZES = {"train": 40, "val": 16, "gate": 40}
 
 
 def on_openai(setting: Setting, optimizer: str) -> Measured:
-    return compiled(setting, f"{EXAMPLE / 'openai_agent.py'}:solve", optimizer)
+    return compiled(setting, f"{_without_examples(setting, 'openai_agent')}:solve", optimizer)
 
 
 def on_langgraph(setting: Setting, optimizer: str) -> Measured:
     add_packages(setting)
-    return compiled(setting, f"{EXAMPLE / 'langgraph_agent.py'}:solve", optimizer)
+    return compiled(setting, f"{_without_examples(setting, 'langgraph_agent')}:solve", optimizer)
 
 
 def on_node(setting: Setting, optimizer: str) -> Measured:
-    return compiled(setting, f"node {EXAMPLE / 'agent.mjs'}", optimizer)
+    source = (EXAMPLE / "agent.mjs").read_text()
+    without = re.sub(r"const EXAMPLES = \[.*?\n\];", "const EXAMPLES = [];", source, flags=re.DOTALL)
+    assert without != source
+    (setting.scratch / "agent.mjs").write_text(without)
+    shutil.copy(EXAMPLE / "system.md", setting.scratch)
+    return compiled(setting, f"node {setting.scratch / 'agent.mjs'}", optimizer)
+
+
+def _without_examples(setting: Setting, name: str) -> Path:
+    place = setting.scratch / f"{name}_plain.py"
+    place.write_text(f"import {name}\n\n{name}.EXAMPLES = ()\nsolve = {name}.solve\n")
+    return place
 
 
 def compiled(setting: Setting, agent: str, optimizer: str) -> Measured:
