@@ -111,7 +111,12 @@ def _keeping_previous(
         texts = propose(self, candidate, *args, **kwargs)
         if instruction_check is None:
             return texts
-        return {name: instruction_check.of_gepa(text, candidate.get(name, "")) for name, text in texts.items()}
+        return {
+            name: candidate.get(name, text)
+            if instruction_check.why(text, candidate.get(name, "")) is not None
+            else text
+            for name, text in texts.items()
+        }
 
     return propose_valid
 

@@ -5,7 +5,6 @@ Does not call a model.
 
 import random
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,8 +90,7 @@ class InstructionCheck:
         lm: counts tokens.
 
     Attributes:
-        rejected: (proposal number, rule) of the proposals that the `auto` search or GEPA rejected.
-        proposed: number of texts that GEPA proposed.
+        rejected: (proposal number, rule) of the proposals that the `auto` search rejected.
     """
 
     def __init__(self, original: dspy.Module, lm: Any = None) -> None:
@@ -101,7 +99,6 @@ class InstructionCheck:
         self._most = original.most_tokens if isinstance(original, TextAgent) else MOST_TOKENS
         self.lm, self.cut = lm, list[str]()
         self.rejected: list[tuple[int, str]] = []
-        self.proposed = 0
 
     def store_truncated(self, call: Call) -> None:
         """Stores the end of an answer that was truncated at its token limit."""
@@ -158,20 +155,6 @@ class InstructionCheck:
         if (share := overlap(text, _texts(sources), before=before)) >= _COPIED:
             return f"copied: {share:.0%} of its word sequences occur in training tasks: it may have memorised them"
         return None
-
-    def of_gepa(self, text: str, before: str) -> str:
-        """The proposed text, or the one that it replaces where it is rejected; counts both."""
-        self.proposed += 1
-        if (why := self.why(text, before)) is None:
-            return text
-        self.rejected.append((self.proposed, why.partition(":")[0]))
-        return before or text
-
-    def rejections(self, proposals: int) -> list[str]:
-        """A note on how many of the proposals were rejected, by rule; none if none was."""
-        rules = Counter(rule for _, rule in self.rejected)
-        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
-        return [f"{rules.total()} of {proposals} proposed instructions were rejected: {counts}"] if rules else []
 
     def limit_of(self, name: str) -> int:
         """The most tokens of an instruction of a predictor: of an agent's text 300 more than its own or twice as many,

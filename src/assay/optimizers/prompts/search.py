@@ -7,6 +7,7 @@ import copy
 import math
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -327,7 +328,9 @@ class AutoSearch:
 
     def rejections(self) -> list[str]:
         """A note on the proposed instructions that were not taken."""
-        return self.instruction_check.rejections(self._proposals)
+        rules = Counter(rule for _, rule in self.instruction_check.rejected)
+        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+        return [f"{rules.total()} of {self._proposals} proposed instructions were rejected: {counts}"] if rules else []
 
     def report_round(self) -> None:
         """Reports the leading candidate and its score as progress."""
@@ -538,7 +541,7 @@ class PromptSearch:
                 raise  # a setting, a package, the store: the user has to correct it; it is not a failed proposal
             self._failed(name, error)
         finally:
-            self.notes += [*proposal.notes, *self.instruction_check.rejections(self.instruction_check.proposed)]
+            self.notes += proposal.notes
 
     def _add_best(self, name: str) -> str:
         """Adds the best program of an interrupted optimizer to the candidates, if there is one; returns text for a
