@@ -87,6 +87,14 @@ def test_placeholders_are_matched_by_their_names_and_order() -> None:
     )
 
 
+def test_a_passage_that_begins_like_a_template_is_not_taken_for_it() -> None:
+    texts = swap("You are {name}, a helper.", "Be {name}, brief.")
+    sent = texts.body({"system": "You are welcome.\n\nYou are Ann, a helper. Hello."})["system"]
+    assert sent == "You are welcome.\n\nBe Ann, brief. Hello."
+    titled = swap("# {title}\nYou are a helper.", "# {title}\nBe brief.")
+    assert titled.body({"system": "# C# guide\nYou are a helper."})["system"] == "# C# guide\nBe brief."
+
+
 def test_the_longest_text_wins_where_one_contains_another() -> None:
     texts = TextSwap(
         [

@@ -111,6 +111,9 @@ class _Matcher:
                     return None  # nor does it follow a later occurrence of the first piece
                 values.append(text[end:place])
                 end = place + len(literal)
+            if values:  # what looks like the beginning may stand before the text too
+                near = _nearest(first, text, start, start + len(first) + len(values[0]))
+                start, values[0] = near, values[0][near - start :]
             return start, end, values
         return None
 
@@ -122,6 +125,16 @@ class _Matcher:
             rendered[piece].pop(0) if at % 2 and rendered[piece] else piece for at, piece in enumerate(self._after)
         ]
         return "".join(pieces) + self._examples
+
+
+def _nearest(piece: str, text: str, start: int, end: int) -> int:
+    """Where a text begins whose first piece is at `start` and whose second one is at `end`: the last place between them
+    where the piece begins a line, else the last one, as a placeholder's value may have it within a line."""
+    places, at = list[int](), start
+    while at >= 0:
+        places.append(at)
+        at = text.find(piece, at + 1, end)
+    return next((place for place in reversed(places) if not place or text[place - 1] == "\n"), places[-1])
 
 
 def with_texts(body: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
