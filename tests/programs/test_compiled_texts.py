@@ -16,6 +16,8 @@ from assay.commands.registry import register
 from assay.deployment.demands import demands_of_values
 from assay.errors import ArtifactError, ConfigError
 from assay.jobs.agents import apply_texts
+from assay.optimizers.budget import calls_per_run
+from assay.programs.foreign_agent import TextAgent
 from assay.rubrics import Criterion, Rubric
 from assay.sources.artifact_files import resealed
 from assay.testing import scripted_lm
@@ -331,6 +333,11 @@ def test_two_texts_are_improved_where_they_fail(prompts: Path) -> None:
     assert [path.name for path in (report.artifact / "texts/prompts").iterdir()] == ["a.md"]
     edited = {name for candidate in report.candidates[1:] for name in candidate["instructions"]}
     assert edited == {"prompts/a.md"}
+
+
+def test_texts_of_an_agent_are_not_counted_as_calls() -> None:
+    texts = [{"name": name, "text": f"You answer. {name}", "is_value": False} for name in ("a.md", "b.md", "c.md")]
+    assert calls_per_run(TextAgent("agent.py:solve", texts)) == 1
 
 
 def test_gepa_improves_a_text_by_name(prompts: Path) -> None:

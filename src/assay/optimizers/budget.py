@@ -33,6 +33,7 @@ from assay.models.meter import Usage
 from assay.models.prices import price
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import ToolAgent
+from assay.programs.foreign_agent import TextAgent
 from assay.support.numbers import counted
 
 CAPS = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "cost_usd"}  # setting of a cap -> what it limits
@@ -86,8 +87,11 @@ class Decisions:
 
 
 def calls_per_run(program: dspy.Module) -> int:
-    """A tool agent decides, calls, decides and answers; any other program is taken to ask each predictor once."""
-    return 4 if isinstance(program, ToolAgent) else max(1, len(program.predictors()))
+    """A tool agent decides, calls, decides and answers; any other program is taken to ask each predictor once. The
+    predictors of an agent of one's own are its texts, which may all be in one call."""
+    if isinstance(program, ToolAgent):
+        return 4
+    return 1 if isinstance(program, TextAgent) else max(1, len(program.predictors()))
 
 
 def run_calls(program: dspy.Module, session: Session) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from assay.evaluation.executors import in_background, in_order
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
 from assay.evaluation.statistics import losing_evidence
 from assay.models.meter import ignore
-from assay.optimizers.budget import of_all
+from assay.optimizers.budget import calls_per_run, of_all
 from assay.optimizers.prompts.candidates import (
     Candidate,
     CandidateSpec,
@@ -169,9 +169,7 @@ class AutoSearch:
         """A high estimate of calls per run. A round that could exceed the cap is not started: where it stopped would be
         random."""
         counts = [count for candidate in self.candidates for count in candidate.evaluation.calls.values()]
-        return (
-            max(1.0, float(np.quantile(counts, 0.9))) if counts else float(len(self.space.student.program.predictors()))
-        )
+        return max(1.0, float(np.quantile(counts, 0.9))) if counts else float(calls_per_run(self.space.student.program))
 
     def _affordable(self, requested: int) -> int:
         calls_left = self._remaining_calls()
