@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -333,6 +334,19 @@ def test_two_texts_are_improved_where_they_fail(prompts: Path) -> None:
     assert [path.name for path in (report.artifact / "texts/prompts").iterdir()] == ["a.md"]
     edited = {name for candidate in report.candidates[1:] for name in candidate["instructions"]}
     assert edited == {"prompts/a.md"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [(json.dumps({"new_instruction": "Think step by step."}), "placeholder"), ("I would rather not.", "unreadable")],
+)
+def test_proposals_of_gepa_that_are_not_taken_are_counted(answer: str, rule: str, prompts: Path) -> None:
+    def script(request: Any) -> str:
+        return answer if "new_instruction" in (request.messages[-1].text or "") else careful(request)
+
+    report = compiled(rendered, script=script, optimizer="gepa", max_search_calls=120)
+    assert not report.replaces
+    assert any(re.fullmatch(rf"(\d+) of \1 proposed instructions were rejected: \1 {rule}", n) for n in report.notes)
 
 
 def test_texts_of_an_agent_are_not_counted_as_calls() -> None:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import dspy
 import numpy as np
 from dspy.evaluate import EvaluationResult
+from dspy.utils.exceptions import AdapterParseError
 from tqdm.std import tqdm
 
 from assay.errors import StopRun
@@ -33,7 +34,7 @@ from assay.models.dspy_seam import (
     SIMBA_PROGRAM,
     patched_parts,
 )
-from assay.optimizers.prompts.proposals import InstructionCheck
+from assay.optimizers.prompts.proposals import UNREADABLE, InstructionCheck
 from assay.rubrics.dspy_metric import MissingScore, protect_dspy, protected_call
 
 _lock = threading.RLock()
@@ -108,15 +109,23 @@ def _keeping_previous(
     propose: Callable[..., dict[str, str]], instruction_check: InstructionCheck | None
 ) -> Callable[..., dict[str, str]]:
     def propose_valid(self: Any, candidate: dict[str, str], *args: Any, **kwargs: Any) -> dict[str, str]:
-        texts = propose(self, candidate, *args, **kwargs)
         if instruction_check is None:
-            return texts
-        return {
-            name: candidate.get(name, text)
-            if instruction_check.why(text, candidate.get(name, "")) is not None
-            else text
-            for name, text in texts.items()
-        }
+            return propose(self, candidate, *args, **kwargs)
+        number = instruction_check.proposed
+        try:
+            texts = propose(self, candidate, *args, **kwargs)
+        except AdapterParseError:
+            instruction_check.proposed += 1
+            instruction_check.rejected.append((number, UNREADABLE))
+            raise
+        instruction_check.proposed += len(texts)
+        valid = dict(texts)
+        for at, (name, text) in enumerate(texts.items(), start=number):
+            before = candidate.get(name, "")
+            if (reason := instruction_check.why(text, before)) is not None:
+                instruction_check.rejected.append((at, reason.partition(":")[0]))
+                valid[name] = candidate.get(name, text)
+        return valid
 
     return propose_valid
 

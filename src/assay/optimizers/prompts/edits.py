@@ -19,7 +19,7 @@ from assay.errors import StopRun
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import count_tokens
 from assay.optimizers.prompts.demonstrations import Run, traced_runs
-from assay.optimizers.prompts.proposals import InstructionCheck, Proposed
+from assay.optimizers.prompts.proposals import UNREADABLE, InstructionCheck, Proposed
 from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 
@@ -116,7 +116,9 @@ def propose_text(
     except StopRun:
         raise
     except Exception as error:  # a failed proposal does not end the search
-        cause = "its answer cannot be read" if isinstance(error, AdapterParseError) else error_text(error)
+        if unparsed := isinstance(error, AdapterParseError):
+            check.rejected.append((number, UNREADABLE))
+        cause = "its answer cannot be read" if unparsed else error_text(error)
         session.progress.say(
             f"{lm.model} proposed no text: {cause}. Its calls: assay traces list --source outside. The search continues"
         )

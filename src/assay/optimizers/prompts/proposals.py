@@ -5,6 +5,7 @@ Does not call a model.
 
 import random
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 
 MOST_TOKENS = 2000  # of an instruction: more is paid for in every call
+UNREADABLE = "unreadable"  # the rule by which an answer without the asked-for field is rejected
 _GROWTH = 300  # tokens that an agent's text may have more than its own
 _COPIED = 0.1  # share of an instruction's runs of words in training tasks from which it is reported
 _TAIL = 60  # characters at the end of an answer that was cut off
@@ -90,7 +92,8 @@ class InstructionCheck:
         lm: counts tokens.
 
     Attributes:
-        rejected: (proposal number, rule) of the proposals that the `auto` search rejected.
+        proposed: number of proposals of the `auto` search and of GEPA.
+        rejected: (proposal number, rule) of the rejected ones.
     """
 
     def __init__(self, original: dspy.Module, lm: Any = None) -> None:
@@ -98,7 +101,14 @@ class InstructionCheck:
         self.of_agent = isinstance(original, TextAgent)
         self._most = original.most_tokens if isinstance(original, TextAgent) else MOST_TOKENS
         self.lm, self.cut = lm, list[str]()
+        self.proposed = 0
         self.rejected: list[tuple[int, str]] = []
+
+    def rejections(self) -> list[str]:
+        """A note on the proposed instructions that were not taken."""
+        rules = Counter(rule for _, rule in self.rejected)
+        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+        return [f"{rules.total()} of {self.proposed} proposed instructions were rejected: {counts}"] if rules else []
 
     def store_truncated(self, call: Call) -> None:
         """Stores the end of an answer that was truncated at its token limit."""
@@ -250,7 +260,8 @@ def propose_instruction(
     except StopRun:
         raise
     except Exception as error:  # a failed proposal does not end the search
-        unparsed = isinstance(error, AdapterParseError)
+        if unparsed := isinstance(error, AdapterParseError):
+            instruction_check.rejected.append((number, UNREADABLE))
         cause = "its answer has no field improved_instruction" if unparsed else error_text(error)
         session.progress.say(
             f"{lm.model} proposed no instruction: {cause}. Its calls: assay traces list --source outside. "

@@ -7,7 +7,6 @@ import copy
 import math
 import random
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -107,7 +106,6 @@ class AutoSearch:
         self.stopped, self._on_round = "", on_round
         self._budget = math.inf
         self._spent_before = 0.0  # runs and unrecorded calls of before the search
-        self._proposals = 0  # proposals of instructions
 
     def run(self) -> None:
         """Runs until the budget, the val tasks or the stopping rule ends it."""
@@ -324,12 +322,6 @@ class AutoSearch:
         found = any(candidate.dropped == OVERRIDDEN for candidate in self.candidates)
         return [f"prompt formats were not varied: {OVERRIDDEN}"] if found else []
 
-    def rejections(self) -> list[str]:
-        """A note on the proposed instructions that were not taken."""
-        rules = Counter(rule for _, rule in self.instruction_check.rejected)
-        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
-        return [f"{rules.total()} of {self._proposals} proposed instructions were rejected: {counts}"] if rules else []
-
     def report_round(self) -> None:
         """Reports the leading candidate and its score as progress."""
         if self._on_round is not None:
@@ -351,10 +343,10 @@ class AutoSearch:
         calls_left = self._remaining_calls()
         numbers = [
             number
-            for number in range(self._proposals, self._proposals + count)
+            for number in range(self.instruction_check.proposed, self.instruction_check.proposed + count)
             if _PROPOSAL_SHARE * calls_left >= number + 1
         ]
-        self._proposals += len(numbers)
+        self.instruction_check.proposed += len(numbers)
         return numbers
 
     def _proposed(self, numbers: Sequence[int], parent: Parent | None = None) -> list[Proposed]:
@@ -539,7 +531,7 @@ class PromptSearch:
                 raise  # a setting, a package, the store: the user has to correct it; it is not a failed proposal
             self._failed(name, error)
         finally:
-            self.notes += proposal.notes
+            self.notes += [*proposal.notes, *self.instruction_check.rejections()]
 
     def _add_best(self, name: str) -> str:
         """Adds the best program of an interrupted optimizer to the candidates, if there is one; returns text for a
@@ -613,7 +605,7 @@ class PromptSearch:
         self.notes.append(
             f"the search ended after {sum(len(c.evaluation) for c in self.candidates)} runs: {auto.stopped}"
         )
-        self.notes += [*auto.overridden(), *auto.rejections()]
+        self.notes += [*auto.overridden(), *self.instruction_check.rejections()]
 
     def _labels(self) -> list[Demonstration]:
         """The expected outputs of the data as demonstrations; this needs no call. Empty where they are none."""
