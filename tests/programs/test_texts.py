@@ -225,3 +225,10 @@ def test_without_git_the_old_file_is_kept(own_folder: Path) -> None:
     assert (Path("a.md").read_text(), kept.read_text()) == ("A new text.\n", "The text of a.md.\n")
     assert Path("a.md.orig").read_text() == "mine"
     assert Path("a.md").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_new_text_keeps_the_markers_of_a_section_inside_it() -> None:
+    own = "You sell.\n<!-- assay:b -->Be polite.<!-- /assay:b -->"
+    assert why_refused(own, own.replace("sell", "buy")) is None
+    assert str(why_refused(own, "You buy. Be polite.")).startswith("marker: ")
+    assert str(why_refused("You buy.", own)).startswith("marker: ")

@@ -30,7 +30,7 @@ LEAST_CHARACTERS = 8  # of one literal piece of a text: a shorter one would be f
 _FRONT = re.compile(r"\A\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n.*?^\1[ \t]*\r?$\n?)?", re.DOTALL | re.MULTILINE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ufeff]")  # all but tab and the end of a line
 _CODE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-_MARKER = re.compile(r"<!--\s*/?assay:")
+_MARKER = re.compile(r"<!--\s*/?assay:\S+\s*-->")
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -318,8 +318,8 @@ def why_refused(before: str, after: str) -> str | None:
         return "placeholder: it adds a brace, which a template may read as one"
     if _code_in(before) != _code_in(after):
         return "code: a code block differs"
-    if _MARKER.search(after) and not _MARKER.search(before):
-        return "marker: it has the marker of a section"
+    if (own := _MARKER.findall(before)) != _MARKER.findall(after):
+        return f"marker: it {'lacks or moves' if own else 'has'} the marker of a section"
     return None
 
 
