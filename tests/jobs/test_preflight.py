@@ -249,7 +249,8 @@ def test_the_command_exits_with_1_and_prints_the_traceback(monkeypatch: pytest.M
     command = ["compile", MINE, "--rubric", "r.yaml", "--data", "data.jsonl", "--json"]
     with served(ScriptedUpstream().app()) as url:
         ended = assay_command(*command, "--model", "openai/m", "--api-base", f"{url}/v1")
-    assert (ended.code, ended.stdout) == (1, "")
+    assert ended.code == 1
+    assert "no such table: prices" in json.loads(ended.stdout)["error"]
     assert "mine.py:11" in ended.stderr
     assert "Traceback" in ended.stderr
 
