@@ -1,9 +1,10 @@
 """The system message of an agent that was written with anything, compiled as it is: by `auto`, and by GEPA.
 
-The agents are those of `examples/any_agent`, on OpenAI's SDK, a LangGraph graph and a Node program, without the
-examples in their code, so that all they tell the model is in their text. Their code stays as it is during the compile:
-the gateway replaces their text. A text must pass the gate; if none does, the agent's own one counts on both sides. Each
-seed has tasks of its own; the reported ones are sealed test tasks. The stronger model proposes edits.
+The agents are those of `examples/any_agent`, on OpenAI's SDK, a LangGraph graph and a Node program, with one of the
+four examples in their code: with none the model answers no task, and nothing can be learned from. Their code stays as
+it is during the compile: the gateway replaces their text. A text must pass the gate; if none does, the agent's own one
+counts on both sides. Each seed has tasks of its own; the reported ones are sealed test tasks. The stronger model
+proposes edits.
 """
 
 import re
@@ -16,32 +17,32 @@ from claims.any_agent import EXAMPLE
 from claims.any_agent_langgraph import add_packages
 from claims.storing import Lines, Measured, Setting
 
-DATA = "arithmetic:terms=4-5&digits=2-3&size=600"
+DATA = "arithmetic:terms=2-3&digits=2-3&size=600"
 SEARCH_CALLS, TEST = 120, 40
 SIZES = {"train": 40, "val": 16, "gate": 40}
 
 
 def on_openai(setting: Setting, optimizer: str) -> Measured:
-    return compiled(setting, f"{_without_examples(setting, 'openai_agent')}:solve", optimizer)
+    return compiled(setting, f"{_with_one_example(setting, 'openai_agent')}:solve", optimizer)
 
 
 def on_langgraph(setting: Setting, optimizer: str) -> Measured:
     add_packages(setting)
-    return compiled(setting, f"{_without_examples(setting, 'langgraph_agent')}:solve", optimizer)
+    return compiled(setting, f"{_with_one_example(setting, 'langgraph_agent')}:solve", optimizer)
 
 
 def on_node(setting: Setting, optimizer: str) -> Measured:
     source = (EXAMPLE / "agent.mjs").read_text()
-    without = re.sub(r"const EXAMPLES = \[.*?\n\];", "const EXAMPLES = [];", source, flags=re.DOTALL)
-    assert without != source
-    (setting.scratch / "agent.mjs").write_text(without)
+    changed = re.sub(r"(const EXAMPLES = \[\n.*?\n).*?\n\];", r"\1];", source, count=1, flags=re.DOTALL)
+    assert changed.count('["') == 1, "the examples of agent.mjs are written in another way"
+    (setting.scratch / "agent.mjs").write_text(changed)
     shutil.copy(EXAMPLE / "system.md", setting.scratch)
     return compiled(setting, f"node {setting.scratch / 'agent.mjs'}", optimizer)
 
 
-def _without_examples(setting: Setting, name: str) -> Path:
-    place = setting.scratch / f"{name}_plain.py"
-    place.write_text(f"import {name}\n\n{name}.EXAMPLES = ()\nsolve = {name}.solve\n")
+def _with_one_example(setting: Setting, name: str) -> Path:
+    place = setting.scratch / f"{name}_with_one.py"
+    place.write_text(f"import {name}\n\n{name}.EXAMPLES = {name}.EXAMPLES[:1]\nsolve = {name}.solve\n")
     return place
 
 

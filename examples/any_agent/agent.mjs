@@ -44,5 +44,6 @@ for (const [question, calculation, result] of EXAMPLES)
     { role: "assistant", content: result },
   );
 messages.push({ role: "user", content: task.inputs.question });
-messages.push({ role: "user", content: `Result: ${calculated(await ask())}` });
-console.log(JSON.stringify({ answer: await ask() }));
+const calculation = await ask();
+messages.push({ role: "user", content: `Result: ${calculated(calculation)}` });
+console.log(JSON.stringify({ calculation, answer: await ask() }));

@@ -22,7 +22,8 @@ def solve(task):
         messages += [("user", f"Result: {result}"), ("assistant", result)]
     messages.append(("user", task["inputs"]["question"]))
     model = ChatOpenAI(model=task["model"], base_url=task["base_url"], api_key=task["api_key"], max_tokens=40)
-    return {"answer": graph_of(model).invoke({"messages": messages})["messages"][-1].content.strip()}
+    *_, calculation, _, answer = graph_of(model).invoke({"messages": messages})["messages"]
+    return {"calculation": calculation.content.strip(), "answer": answer.content.strip()}
 
 
 def graph_of(model):

@@ -41,8 +41,9 @@ def solve(task):
         turns = (("user", question), ("assistant", calculation), ("user", f"Result: {result}"), ("assistant", result))
         messages += [{"role": role, "content": content} for role, content in turns]
     messages.append({"role": "user", "content": task["inputs"]["question"]})
-    messages.append({"role": "user", "content": f"Result: {calculated(ask())}"})
-    return {"answer": ask()}
+    calculation = ask()
+    messages.append({"role": "user", "content": f"Result: {calculated(calculation)}"})
+    return {"calculation": calculation, "answer": ask()}
 
 
 def calculated(text):
