@@ -1,14 +1,12 @@
 """The system message of an agent that was written with anything, compiled as it is: by `auto`, and by GEPA.
 
-The agents are those of `examples/any_agent`, on OpenAI's SDK, a LangGraph graph and a Node program, with one of the
-four examples in their code: with none the model answers no task, and nothing can be learned from. Their code stays as
-it is during the compile: the gateway replaces their text. A text must pass the gate; if none does, the agent's own one
-counts on both sides. Each seed has tasks of its own; the reported ones are sealed test tasks. The stronger model
-proposes edits.
+The agents are those of the folder `text_agents`, on OpenAI's SDK, as a LangGraph graph and as a Node program: the model
+writes a calculation, and the agent does it. Their code has one example, without which the model answers no task and
+nothing can be learned from; it stays as it is during the compile, and the gateway replaces their text. A text must pass
+the gate; if none does, the agent's own one counts on both sides. Each seed has tasks of its own; the reported ones are
+sealed test tasks. The stronger model proposes edits.
 """
 
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +15,23 @@ from claims.any_agent import EXAMPLE
 from claims.any_agent_langgraph import add_packages
 from claims.storing import Lines, Measured, Setting
 
+AGENTS = Path(__file__).parent / "text_agents"
 DATA = "arithmetic:terms=2-3&digits=2-3&size=600"
-SEARCH_CALLS, TEST = 120, 40
+SEARCH_CALLS, TEST = 80, 40
 SIZES = {"train": 40, "val": 16, "gate": 40}
 
 
 def on_openai(setting: Setting, optimizer: str) -> Measured:
-    return compiled(setting, f"{_with_one_example(setting, 'openai_agent')}:solve", optimizer)
+    return compiled(setting, f"{AGENTS / 'openai_agent.py'}:solve", optimizer)
 
 
 def on_langgraph(setting: Setting, optimizer: str) -> Measured:
     add_packages(setting)
-    return compiled(setting, f"{_with_one_example(setting, 'langgraph_agent')}:solve", optimizer)
+    return compiled(setting, f"{AGENTS / 'langgraph_agent.py'}:solve", optimizer)
 
 
 def on_node(setting: Setting, optimizer: str) -> Measured:
-    source = (EXAMPLE / "agent.mjs").read_text()
-    changed = re.sub(r"(const EXAMPLES = \[\n.*?\n).*?\n\];", r"\1];", source, count=1, flags=re.DOTALL)
-    assert changed.count('["') == 1, "the examples of agent.mjs are written in another way"
-    (setting.scratch / "agent.mjs").write_text(changed)
-    shutil.copy(EXAMPLE / "system.md", setting.scratch)
-    return compiled(setting, f"node {setting.scratch / 'agent.mjs'}", optimizer)
-
-
-def _with_one_example(setting: Setting, name: str) -> Path:
-    place = setting.scratch / f"{name}_with_one.py"
-    place.write_text(f"import {name}\n\n{name}.EXAMPLES = {name}.EXAMPLES[:1]\nsolve = {name}.solve\n")
-    return place
+    return compiled(setting, f"node {AGENTS / 'agent.mjs'}", optimizer)
 
 
 def compiled(setting: Setting, agent: str, optimizer: str) -> Measured:
@@ -61,7 +49,7 @@ def compiled(setting: Setting, agent: str, optimizer: str) -> Measured:
     on_test: dict[str, Any] = {**common, "split": "test", "sizes": {"test": TEST}}
     report = assay.compile(
         agent=agent,
-        text=[str(EXAMPLE / "system.md")],
+        text=[str(AGENTS / "system.md")],
         optimizer=optimizer,
         reflection_model=f"embedded:{setting.stronger}",
         max_search_calls=SEARCH_CALLS,
