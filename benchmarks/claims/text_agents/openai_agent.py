@@ -1,4 +1,4 @@
-"""An agent on OpenAI's SDK: the model writes a calculation, and the agent does it. Its instructions are in system.md."""
+"""An agent on OpenAI's SDK: the model writes a calculation, the agent does it. Its instructions are in system.md."""
 
 import re
 from pathlib import Path
