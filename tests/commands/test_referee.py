@@ -295,9 +295,27 @@ def test_edited_copies_are_found(place: Path, name: str) -> None:
 def test_copies_that_are_edited_while_it_serves_are_found(place: Path) -> None:
     opened(place)
     with serving(place) as referee:
-        with (place / "out/agent/agent.py").open("a") as file:
-            file.write("\n# changed\n")
-        assert "agent/agent.py" in referee.submit(texts(BETTER))["reason"]
+        for folder in ("agent", "running"):
+            with (place / "out" / folder / "agent.py").open("a") as file:
+                file.write("\n# changed\n")
+            assert f"{folder}/agent.py" in referee.submit(texts(BETTER))["reason"]
+
+
+def test_an_agent_that_leaks_gate_tasks_is_reported(place: Path) -> None:
+    """It is trusted not to, as it gets the tasks; what it writes into the workspace is found at the end."""
+    leak = f"{AGENT.partition('    messages')[0]}    with open('seen.txt', 'a') as own, open(LEAK, 'a') as leak:\n"
+    leak += "        own.write('x')\n        leak.write(task['inputs']['question'] + '\\n')\n"
+    source = leak + "    messages" + AGENT.partition("    messages")[2]
+    Path("agent.py").write_text(f"LEAK = {str(Path('notes.txt').absolute())!r}\n{source}")
+    opened(place)
+    for _ in range(2):  # what the agent writes beside its own files is no change of them
+        with serving(place) as referee:
+            referee.submit(texts(BETTER))
+    assert not (place / "out/agent/seen.txt").exists()
+    closed = close_referee(place / "out")
+    assert closed.promotions == 1
+    assert f"{Path('notes.txt').absolute()} has tasks of gate now" in "\n".join(closed.notes)
+    assert "trusted not to pass them on" in " ".join(closed.unprotected)
 
 
 def test_a_text_that_addresses_the_judge_is_named_in_the_report(place: Path) -> None:

@@ -609,8 +609,11 @@ class CloseReferee(Reported):
 def _closed(folder: "RefereeFolder", referee: "Referee") -> RefereeReport:
     """The report, after the one opening of the test."""
     from assay.jobs.agents import agent_notes
+    from assay.jobs.referee_folder import find_sealed
     from assay.support.places import write_whole
 
+    splits, workspace = referee.job.splits, Path(folder.manifest.workspace)
+    search = find_sealed(workspace, splits.gate, allowed=[*splits.train, *splits.val]) if workspace.is_dir() else None
     before, after, gain = referee.tested()
     job, champion, changed = referee.job, referee.champion, referee.champion != referee.originals
     patch = None
@@ -621,6 +624,11 @@ def _closed(folder: "RefereeFolder", referee: "Referee") -> RefereeReport:
     notes += [
         f"{path} was changed after the referee was opened; the referee ran its own copy"
         for path in folder.changed_sources()
+    ]
+    notes += [
+        f"{path} has tasks of gate now: the agent wrote them there, or somebody else did. If the author of the texts "
+        "has read them, the looks show no gain"
+        for path in (search.found if search else ())
     ]
     if referee.opened_elsewhere:
         times = counted(referee.opened_elsewhere, "times")

@@ -218,7 +218,7 @@ class Referee:
         if gate.used_up:
             return self._submitted("refused", digest, _USED_UP)
         try:
-            self.folder.verify(added=False)
+            self.folder.verify(runs=True)
             before, after = (self._run(side, "val") for side in (self.champion, given))
         except (BudgetExceeded, AssayError) as error:
             return self._submitted("refused", digest, f"not run: {error}")
@@ -382,7 +382,7 @@ class Referee:
         """The agent's own texts and the champion on the sealed test; not opened if nothing was promoted."""
         if self.champion == self.originals:
             return None, None, None
-        self.folder.verify(added=False)
+        self.folder.verify(runs=True)
         self.opened_elsewhere = self.ledger.open_test([task.key for task in self.job.splits.parts()["test"]])
         before, after = (self._run(side, "test") for side in (self.originals, self.champion))
         return before, after, paired_gain(before.scores, after.scores)
@@ -452,7 +452,7 @@ def _number(value: float) -> float | None:
 
 @contextmanager
 def opened_referee(folder: RefereeFolder, *, progress: Progress) -> Iterator[Referee]:
-    """The referee of a folder, whose job is held while it is open. The working directory is that of the copied agent.
+    """The referee of a folder, whose job is held while it is open. The working directory is that of the running agent.
 
     Raises:
         ConfigError: another process holds it.
@@ -460,7 +460,7 @@ def opened_referee(folder: RefereeFolder, *, progress: Progress) -> Iterator[Ref
     """
     folder.verify()
     config = RefereeJob(**{"program": folder.manifest.agent, **folder.manifest.job})
-    with chdir(folder.copies), open_job(
+    with chdir(folder.run_anew()), open_job(
         config, program=agent_of(folder), rubric=folder.rubric, progress=progress, store=folder.store, resume=True,
         need=("val", "gate", "test"),
     ) as job:  # fmt: skip
@@ -472,7 +472,7 @@ def opened_referee(folder: RefereeFolder, *, progress: Progress) -> Iterator[Ref
 
 
 def agent_of(folder: RefereeFolder) -> TextAgent:
-    """The agent of a referee with its own texts. It must be made in the folder of the copies."""
+    """The agent of a referee with its own texts. It must be made in the folder in which it runs."""
     manifest = folder.manifest
     agent = TextAgent(
         manifest.agent, manifest.texts, manifest.delivery, roles=manifest.roles, runner=runner_of(manifest.agent)

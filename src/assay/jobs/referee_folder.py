@@ -7,6 +7,7 @@ that a new referee on the same tasks continues their count. Runs nothing and cal
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
@@ -31,7 +32,7 @@ from assay.support.values import json_text, json_value, value_text
 
 FORMAT = 1
 MANIFEST, LOG, DATA, STORE, DECOYS = "referee.json", "log.jsonl", "data.jsonl", "assay.db", "gate.jsonl"
-_AGENT, _RUBRIC, _SUBMISSIONS = "agent", "rubric", "submissions"
+_AGENT, _RUNNING, _RUBRIC, _SUBMISSIONS = "agent", "running", "rubric", "submissions"
 _MOST_READ = 200_000_000  # bytes of one file of the workspace that is searched, such as a store
 _PROBE = 200  # characters of a task that are searched for
 _NAMED = 5  # files that a message lists
@@ -102,22 +103,39 @@ class RefereeFolder:
 
     @property
     def copies(self) -> Path:
-        """The folder in which the copied agent runs."""
+        """The copied agent."""
         return self.path / _AGENT
+
+    @property
+    def running(self) -> Path:
+        """The copy of `copies` in which the agent runs, and may write files."""
+        return self.path / _RUNNING
+
+    def run_anew(self) -> Path:
+        """Makes `running`, in place of that of an earlier process."""
+        if self.running.is_symlink():
+            self.running.unlink()
+        shutil.rmtree(self.running, ignore_errors=True)
+        copy_folder(self.copies, self.running)
+        return self.running
 
     @property
     def rubric(self) -> str:
         return str(self.manifest.job["rubric"])
 
-    def verify(self, *, added: bool = True) -> None:
-        """Raises `ArtifactError` if a copied file was changed or removed since the referee was opened.
+    def verify(self, *, runs: bool = False) -> None:
+        """Raises `ArtifactError` if a copied file was changed, added or removed since the referee was opened.
 
         Args:
-            added: also if there are others; not while the agent runs, which may write files.
+            runs: also if the agent runs with another file; files that it writes beside its own are not looked at.
         """
         found, before = hashes_of_copies(self.path), self.manifest.files
-        places = {*found, *before} if added else set(before)
-        if changed := sorted(place for place in places if found.get(place) != before.get(place)):
+        changed = sorted(place for place in {*found, *before} if found.get(place) != before.get(place))
+        for place, sha in before.items() if runs else ():
+            file = self.running / Path(place).relative_to(_AGENT) if place.startswith(f"{_AGENT}/") else None
+            if file is not None and (not file.is_file() or hash_of(file) != sha):
+                changed.append(file.relative_to(self.path).as_posix())
+        if changed:
             raise ArtifactError(
                 f"the referee's copies were changed after it was opened: {', '.join(changed[:_NAMED])}. What it would "
                 "measure is not valid: open a new referee in a place that the optimizer cannot write to"
