@@ -29,6 +29,7 @@ else:
     Rehearsal = Hook = SimulationReport = DeploymentReport = Any  # so that types can be read without heavy packages
 
 EXPECTED_RUNS = 40  # simulated deployments for the expected number of requests
+_RUNS_ELSEWHERE = "the agent runs elsewhere, so that its recorded rollouts cannot be replayed here"
 _TOTAL = 300_000  # requests of all of them, enough for the default plan: a longer plan has fewer runs
 
 
@@ -211,14 +212,28 @@ class Start(StartOptions, InExistingStore, Trusting, Reported):
         plan = replace(plan, watch=tuple(map(_with_absolute_paths, plan.watch)))
         with self.opened() as store:
             deployments = Deployments(store.engine)
+            if deployments.registry.runs_elsewhere(self.candidate):
+                plan = self._without_shadow(plan)
             report = self._checked(deployments, plan, store)
             if self.dry_run:
                 return report
             started = deployments.start(self.candidate, plan, checks=_kept(report))
             return replace(report, not_tried=(), deployment=started.id)
 
+    def _without_shadow(self, plan: "Plan") -> "Plan":
+        """The plan for an agent that runs elsewhere: its recorded rollouts cannot be run again here.
+
+        Raises:
+            ConfigError: the plan's file has a shadow step, or `replay_rubric` was given.
+        """
+        if self.plan is not None and plan.steps[0].shadow:
+            raise ConfigError(f"has a shadow step, and {_RUNS_ELSEWHERE}: leave that step out", field="plan")
+        if self.replay_rubric is not None:
+            raise ConfigError(f"would have no effect: {_RUNS_ELSEWHERE}", field="replay_rubric")
+        return replace(plan, steps=tuple(step for step in plan.steps if not step.shadow))
+
     def _checked(self, deployments: "Deployments", plan: "Plan", store: "Store") -> StartReport:
-        from assay.commands.advancing import rehearse, replay_rubric
+        from assay.commands.advancing import Rehearsal, rehearse, replay_rubric
         from assay.deployment.artifact import load_artifact
         from assay.deployment.compatibility import compatibility
         from assay.deployment.registry import suite_of
@@ -235,9 +250,13 @@ class Start(StartOptions, InExistingStore, Trusting, Reported):
         measure = replay_rubric(self.replay_rubric)
         checks = compatibility(*(load_artifact(folder) for folder in folders))
         self._refuse_broken(checks.breaks, version, champion)
-        replays = rehearse(
-            deployments, champion, version, count=self.replay, rubric=measure, store=self.store, progress=self.progress
-        )
+        if deployments.registry.runs_elsewhere(version.name):
+            replays = Rehearsal(wanted=0, missing={}, given={}, failures={}, problem=_RUNS_ELSEWHERE)
+        else:
+            replays = rehearse(
+                deployments, champion, version, count=self.replay, rubric=measure, store=self.store,
+                progress=self.progress,
+            )  # fmt: skip
         breaks = (*checks.breaks, *replays.breaks, *(() if replays.answered else checks.outputs or ()))
         self._refuse_broken(breaks, version, champion)
         suite = self.suite or suite_of(store.engine, version.agent)

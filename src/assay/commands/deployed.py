@@ -1,4 +1,7 @@
-"""Agents in production: `assay.deployed(NAME)` runs the version that its alias and deployment say."""
+"""Agents in production: `assay.deployed(NAME)` runs the version that its alias and deployment say.
+
+An agent that was written with anything runs as it is; the gateway gives its requests the texts of the version.
+"""
 
 import itertools
 import logging
@@ -30,6 +33,7 @@ from assay.models import LanguageModel, Meter, get_lm
 from assay.models.calls import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, limited, within_limit
 from assay.programs import program_fields, program_version
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
@@ -37,7 +41,8 @@ from assay.rubrics.criteria import OutOfRange
 from assay.rubrics.loading import RubricSource
 from assay.support.options import Flag, Seconds, function_of
 from assay.support.scrubbing import error_text
-from assay.traces import Recorder, Rollout
+from assay.traces import Recorder, Rollout, Store
+from assay.traces.gateway.texts import TextSwap
 from assay.traces.listening import ToolReplay, listening, replacing
 from assay.traces.records import new_id
 
@@ -50,6 +55,11 @@ class LoadedVersion:
 
     def __init__(self, folder: Path, *, replace_lms: bool = False) -> None:
         artifact = load_artifact(folder)
+        if isinstance(artifact.program, TextAgent):
+            raise DeploymentError(
+                f"{folder} has texts of the agent {artifact.program.agent!r}, which runs where it is started",
+                hint="The gateway puts them into its requests: assay serve --registered NAME",
+            )
         self.program = artifact.runnable()
         self.fields = program_fields(artifact.program)
         self.name = str(artifact.manifest["program"])
@@ -119,6 +129,41 @@ class LoadedVersion:
         )  # fmt: skip
 
 
+class Fallbacks:
+    """Counts how often the champion took over from another version, and tells it: the log, and the plan's hooks."""
+
+    def __init__(self, router: Router) -> None:
+        self.router, self.counts = router, dict[str, int]()
+        self._notified_at: dict[str, float] = {}
+        self._notifier: tuple[str, Notifier] | None = None
+        self._lock = threading.Lock()
+
+    def count(self, version: Version, reason: str) -> None:
+        with self._lock:
+            self.counts[version.name] = self.counts.get(version.name, 0) + 1
+            now, last = time.monotonic(), self._notified_at.get(version.name)
+            tells = last is None or now - last >= _QUIET_S
+            if tells:
+                self._notified_at[version.name] = now
+        _LOG.warning("%s fell back to the champion: %s", version.name, reason)
+        if tells:
+            self._notify(version, reason)
+
+    def _notify(self, version: Version, reason: str) -> None:
+        """Tells the hooks of the deployment's plan."""
+        deployment = self.router.deployment
+        if deployment is None or not deployment.plan.events:
+            return
+        with self._lock:
+            if self._notifier is None or self._notifier[0] != deployment.id:
+                self._notifier = (deployment.id, Notifier(deployment.plan.events))
+            notifier = self._notifier[1]
+        notifier.notify(
+            "fallback", agent=self.router.agent, deployment=deployment.id, version=version.name, reason=reason,
+            count=self.counts[version.name],
+        )  # fmt: skip
+
+
 class DeployedAgent:
     """An agent in production. Each call is a recorded rollout of the version that the unit is assigned.
 
@@ -141,11 +186,10 @@ class DeployedAgent:
         self.router = Router(opened.engine, settings.agent, refresh_s=settings.refresh_s)
         self.timeout_s, self.replace_lms = settings.timeout_s, settings.replace_lms
         self._open = defaultdict[str, dict[int, float]](dict)
-        self.fallbacks: dict[str, int] = {}
+        self._fallbacks = Fallbacks(self.router)
+        self.fallbacks = self._fallbacks.counts
         self.counts = Counter[tuple[str, str, str]]()
         self.seconds = defaultdict[tuple[str, str], float](float)
-        self._notified_at: dict[str, float] = {}
-        self._notifier: tuple[str, Notifier] | None = None
         self._loaded: dict[str, LoadedVersion] = {}
         self._lock = threading.Lock()
         self._champion = self.router.champion  # the last one that could be loaded
@@ -197,7 +241,7 @@ class DeployedAgent:
         except Exception as error:
             if assignment.fallback is None or not _is_down(error):
                 raise
-            self._count(assignment.version, error_text(error))
+            self._fallbacks.count(assignment.version, error_text(error))
         champion = Assignment(version=assignment.fallback, unit=assignment.unit)
         return self._run(self._load(champion.version), champion, task, more)
 
@@ -232,7 +276,8 @@ class DeployedAgent:
     def _ready(self, assignment: Assignment) -> tuple[LoadedVersion, Assignment]:
         """The loaded version; the champion where it cannot be loaded, or hangs; the last one where that cannot be."""
         if assignment.fallback is not None and self._hangs(assignment.version):
-            self._count(assignment.version, f"{self.hanging} of its rollouts have not ended for {self.long_s:g} s")
+            hang = f"{self.hanging} of its rollouts have not ended for {self.long_s:g} s"
+            self._fallbacks.count(assignment.version, hang)
             assignment = Assignment(version=assignment.fallback, unit=assignment.unit)
         failures: list[tuple[Version, AssayError]] = []
         for version in (assignment.version, assignment.fallback, self._champion):
@@ -244,7 +289,7 @@ class DeployedAgent:
                 failures.append((version, error))
                 continue
             for failed, reason in failures:
-                self._count(failed, str(reason))
+                self._fallbacks.count(failed, str(reason))
             if failures:
                 return loaded, Assignment(version=version, unit=assignment.unit)
             if assignment.fallback is None:
@@ -265,30 +310,67 @@ class DeployedAgent:
                 self._loaded[version.name] = LoadedVersion(folder, replace_lms=self.replace_lms)
             return self._loaded[version.name]
 
-    def _count(self, version: Version, reason: str) -> None:
-        with self._lock:
-            self.fallbacks[version.name] = self.fallbacks.get(version.name, 0) + 1
-            now, last = time.monotonic(), self._notified_at.get(version.name)
-            tells = last is None or now - last >= _QUIET_S
-            if tells:
-                self._notified_at[version.name] = now
-        _LOG.warning("%s fell back to the champion: %s", version.name, reason)
-        if tells:
-            self._notify(version, reason)
 
-    def _notify(self, version: Version, reason: str) -> None:
-        """Tells the hooks of the deployment's plan."""
-        deployment = self.router.deployment
-        if deployment is None or not deployment.plan.events:
-            return
-        with self._lock:
-            if self._notifier is None or self._notifier[0] != deployment.id:
-                self._notifier = (deployment.id, Notifier(deployment.plan.events))
-            notifier = self._notifier[1]
-        notifier.notify(
-            "fallback", agent=self.agent, deployment=deployment.id, version=version.name, reason=reason,
-            count=self.fallbacks[version.name],
-        )  # fmt: skip
+class DeployedTexts:
+    """The texts of an agent in production that runs elsewhere, as it is, and calls the model through the gateway.
+
+    Each of its rollouts gets the texts of the version that its unit is assigned, in every request. Where a version
+    cannot be loaded it gets those of the champion, and is not part of a comparison.
+
+    Args:
+        agent: name, or `AGENT@VERSION` for one version without a deployment.
+    Attributes:
+        counts: number of rollouts of this process by version, arm and the status `begun`.
+    Raises:
+        DeploymentError: there is no such agent, it has no champion, or that cannot be loaded.
+    """
+
+    rubric = None
+    seconds: Mapping[tuple[str, str], float] = {}
+
+    def __init__(self, opened: Store, agent: str, *, refresh_s: float = 1.0) -> None:
+        self.store, self.router = opened, Router(opened.engine, agent, refresh_s=refresh_s)
+        self._fallbacks = Fallbacks(self.router)
+        self.fallbacks = self._fallbacks.counts
+        self.counts = Counter[tuple[str, str, str]]()
+        self._loaded: dict[str, TextAgent] = {}
+        self._champion = self._load(self.router.champion)
+
+    def are_in(self, body: Mapping[str, Any]) -> bool:
+        swap = self._champion.swap()
+        swap.body(body)
+        return bool(swap.seen)
+
+    def of_champion(self) -> TextSwap:
+        return self._champion.swap()
+
+    def assigned(self, rollout: Rollout, unit: str) -> tuple[TextSwap, dict[str, Any]]:
+        begun = rollout.version or ""  # by another gateway
+        if begun.partition("@")[0] == self.router.agent:
+            known = self.router.deployments.registry.version(begun)
+            return self._load(known).swap(), {}
+        assignment = self.router.assign(unit, tenant=rollout.tenant, task_type=rollout.task_type)
+        try:
+            loaded = self._load(assignment.version)
+        except AssayError as error:
+            self._fallbacks.count(assignment.version, str(error))
+            assignment = Assignment(version=self.router.champion, unit=assignment.unit)
+            loaded = self._load(assignment.version)
+        if assignment.fallback is None:
+            self._champion = loaded
+        self.counts[assignment.version.name, assignment.arm or "", "begun"] += 1
+        return loaded.swap(), {"phase": "deployed", **assignment.fields()}
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def _load(self, version: Version) -> TextAgent:
+        if version.name not in self._loaded:
+            program = load_artifact(self.router.deployments.registry.folder_of(version)).program
+            if not isinstance(program, TextAgent):
+                raise DeploymentError(f"{version.name} is a program, and other versions of its agent are texts")
+            self._loaded[version.name] = program
+        return self._loaded[version.name]
 
 
 def _is_down(error: BaseException) -> bool:

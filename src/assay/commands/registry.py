@@ -32,6 +32,8 @@ class Reasoned(Settings):
 class Register(OfAgent):
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion.
 
+    With texts of an agent that was written with anything, its own texts are the first version.
+
     Raises:
         ArtifactError: the folder is not an artifact, or was changed.
         ConfigError: `agent` is not a name.
@@ -47,12 +49,19 @@ class Register(OfAgent):
     """Tenant that the version belongs to."""
 
     def run(self) -> Version:
+        from assay.deployment.artifact import with_own_texts
         from assay.deployment.registry import Registry
+        from assay.sources.artifact_files import verified
         from assay.traces.store import Store
 
         with Store(self.store) as store:
-            registry = Registry(store.engine)
-            version = registry.register(self.agent, self.artifact, parent=self.parent, tenant=self.tenant)
+            registry, folder = Registry(store.engine), Path(self.artifact).resolve()
+            parent, of_agent = self.parent, verified(folder).get("agent") is not None
+            if of_agent and registry.alias(self.agent, "champion") is None:
+                own = registry.register(self.agent, with_own_texts(folder), tenant=self.tenant)
+                registry.set_alias(own.name, "champion", why="the agent's own texts")
+                parent = parent or own.name
+            version = registry.register(self.agent, folder, parent=parent, tenant=self.tenant)
             if registry.alias(self.agent, "champion") is None:
                 registry.set_alias(version.name, "champion", why="first version")
             return version

@@ -27,9 +27,12 @@ from assay.traces.gateway import MAX_BODY_MB
 
 if TYPE_CHECKING:
     from assay.commands.advancing import Advancer
-    from assay.commands.deployed import DeployedAgent
+    from assay.commands.deployed import DeployedAgent, DeployedTexts
     from assay.traces.gateway.server import Gateway
     from assay.traces.otlp.exporter import Endpoint, Exporter
+    from assay.traces.store import Store
+
+    _Registered = Mapping[str, DeployedAgent | DeployedTexts]
 
 # How long the end waits for a database that does not answer, first and once more after an error.
 # Rows that it has not written by then stay in a file, and are written when the store is opened next.
@@ -50,6 +53,7 @@ class Serving(Report):
         key: key that was generated, because none was given; null otherwise.
         stop: ends the gateway; may be called from any thread.
         agents: the agents that are served, each with the version that its units get without a deployment.
+        texts: the agents that run elsewhere, with the version whose texts they get without a deployment.
         database: where it records, without a password.
     """
 
@@ -61,12 +65,15 @@ class Serving(Report):
     key: str | None
     stop: Callable[[], None] = field(metadata=OBJECT)
     agents: Mapping[str, str] = field(metadata=OBJECT)
+    texts: Mapping[str, str] = field(metadata=OBJECT)
     database: str = field(metadata=OBJECT)
 
     def warnings(self) -> Iterator[str]:
         yield f"gateway at {self.url} to {self.model}, recorded in {self.database}; Ctrl-C ends it"
         for name, version in self.agents.items():
             yield f"  agent {name}, now {version}: POST {self.url}/agents/{name}"
+        for name, version in self.texts.items():
+            yield f"  texts of the agent {name}, now {version}: start it with a base URL of this gateway"
         bases = f"OPENAI_BASE_URL={self.url}/v1  ANTHROPIC_BASE_URL={self.url}  GOOGLE_GEMINI_BASE_URL={self.url}"
         yield f"  {bases}" + ("" if self.key else "  (callers must send the key)")
         if self.key:
@@ -126,7 +133,7 @@ class ServeReport(Report):
 
 
 def _of_version(version: str, statuses: Mapping[str, int]) -> str:
-    failed = sum(count for status, count in statuses.items() if status != "done")
+    failed = sum(count for status, count in statuses.items() if status not in ("done", "begun"))
     return f"{version} {sum(statuses.values()):,}" + (f" ({failed:,} failed)" if failed else "")
 
 
@@ -178,7 +185,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
     """What to do with an answer whose text repeats itself: alarm marks its call with the failure kind loop, stop also
     ends a streamed answer, off disables the check."""
     registered: Annotated[Sequence[str], Flag(metavar="NAME")] = ()
-    """Agent of the registry that POST /agents/NAME runs; repeatable."""
+    """Agent of the registry that POST /agents/NAME runs, or whose texts are replaced in its requests; repeatable."""
     agent_rubric: Annotated[str | None, Flag(metavar="R", path=True)] = None
     """Rubric that scores the rollouts of `registered` agents when they end. Its judges score after the answer."""
     agent_timeout_s: _Seconds = 600.0
@@ -240,13 +247,15 @@ class Serve(StoredJudge, Listening, InStore, Reported):
         )
         endpoint = None if self.otlp == "off" else Endpoint.of(self.otlp_endpoint)
         store, run_id, started_at = Store(self.store), f"serve-{new_id()[:12]}", time.time()
-        agents = _agents(self)
-        for agent in agents.values():
+        registered = _registered(self, store)
+        agents = {name: agent for name, agent in registered.items() if callable(agent)}
+        texts = {name: agent for name, agent in registered.items() if not callable(agent)}
+        for agent in registered.values():
             if (note := agent.router.champion.note) is not None:
                 self.reporter.say(f"note: {note}")
         gateway = Gateway(
-            store, upstream, agents=agents, key=self.key, host=self.host, names=tuple(self.allow_host), run_id=run_id,
-            idle_s=self.idle_s, max_body=self.max_body_mb << 20, receive_s=self.receive_s,
+            store, upstream, agents=agents, texts=texts, key=self.key, host=self.host, names=tuple(self.allow_host),
+            run_id=run_id, idle_s=self.idle_s, max_body=self.max_body_mb << 20, receive_s=self.receive_s,
             one_server=self.upstream is not None, loops=self.loops,
         )  # fmt: skip
         listener = Listener(gateway.app(), limits, gateway.connections.answered, shutdown_s=LAST_CALLS_S)
@@ -268,8 +277,8 @@ class Serve(StoredJudge, Listening, InStore, Reported):
 
         # Unknown until the end writes the count: a killed gateway cannot report what it did not record.
         put_run("running", Unrecorded(0, f"the gateway {run_id} has not ended, or was killed"))
-        advancers = _advancers(self, agents)
-        exporter = None if endpoint is None else _exporter(self, endpoint, gateway, agents)
+        advancers = _advancers(self, registered)
+        exporter = None if endpoint is None else _exporter(self, endpoint, gateway, registered)
 
         def stop() -> None:
             with suppress(RuntimeError):  # the loop is closed: the gateway has ended
@@ -283,6 +292,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
                     url=f"http://{'[' + self.host + ']' if ':' in self.host else self.host}:{port}",
                     model=upstream.name, run=run_id, key=None if self.key else gateway.access.key, stop=stop,
                     agents={name: agent.router.champion.name for name, agent in agents.items()},
+                    texts={name: agent.router.champion.name for name, agent in texts.items()},
                     database=store.address.shown,
                 ))  # fmt: skip
             await ended.wait()
@@ -290,7 +300,7 @@ class Serve(StoredJudge, Listening, InStore, Reported):
             await listener.close()
             for advancer in advancers:
                 await asyncio.to_thread(advancer.stop)
-            for agent in agents.values():
+            for agent in registered.values():
                 await asyncio.to_thread(agent.wait, _JUDGED_S)
             if exporter is not None:
                 await asyncio.to_thread(exporter.stop)
@@ -306,12 +316,11 @@ class Serve(StoredJudge, Listening, InStore, Reported):
                 store.close(wait_s)
         if gateway.failed:
             self.reporter.say(f"warning: {counted(gateway.failed, 'calls')} failed; assay traces list shows them")
-        return ServeReport(
-            **counts, agents=_rollouts_of(agents) if agents else None, otlp=exporter.to_dict() if exporter else None
-        )
+        rollouts = _rollouts_of(registered) if registered else None
+        return ServeReport(**counts, agents=rollouts, otlp=exporter.to_dict() if exporter else None)
 
 
-def _rollouts_of(agents: "Mapping[str, DeployedAgent]") -> dict[str, dict[str, int]]:
+def _rollouts_of(agents: "_Registered") -> dict[str, dict[str, int]]:
     """Rollouts of this process by version and status."""
     counts: dict[str, dict[str, int]] = {}
     for agent in agents.values():
@@ -321,9 +330,7 @@ def _rollouts_of(agents: "Mapping[str, DeployedAgent]") -> dict[str, dict[str, i
     return counts
 
 
-def _exporter(
-    settings: Serve, endpoint: "Endpoint", gateway: "Gateway", agents: "Mapping[str, DeployedAgent]"
-) -> "Exporter":
+def _exporter(settings: Serve, endpoint: "Endpoint", gateway: "Gateway", agents: "_Registered") -> "Exporter":
     """The thread that sends rollouts and metrics; started."""
     from assay.traces.otlp.exporter import Exporter
 
@@ -336,27 +343,36 @@ def _exporter(
     return exporter
 
 
-def _agents(settings: Serve) -> "dict[str, DeployedAgent]":
-    """The deployed agents by name; one that has no champion is an error now."""
+def _registered(settings: Serve, store: "Store") -> "_Registered":
+    """The registered agents by name; one that has no champion is an error now."""
     if not settings.registered:
         return {}
-    from assay.commands.deployed import deployed
+    from assay.commands.deployed import DeployedTexts, deployed
+    from assay.deployment.registry import Registry
 
     judge: dict[str, Any] = {
         "judge_model": settings.judge_model, "judge_api_base": settings.judge_api_base,
         "judge_api_key_env": settings.judge_api_key_env, "judge_thinking": settings.judge_thinking,
         "price": settings.price if settings.judge_model and settings.judge_model == settings.answering else None,
     }  # fmt: skip
-    return {
-        name: deployed(
-            name, store=settings.store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s,
-            replace_lms=settings.replace_lms, **judge,
-        )
-        for name in settings.registered
-    }  # fmt: skip
+    agents: dict[str, DeployedAgent | DeployedTexts] = {}
+    for name in settings.registered:
+        if not Registry(store.engine).runs_elsewhere(name):
+            agents[name] = deployed(
+                name, store=settings.store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s,
+                replace_lms=settings.replace_lms, **judge,
+            )  # fmt: skip
+        elif unused := settings.changed("agent_rubric", "agent_timeout_s", "replace_lms"):
+            raise ConfigError(
+                f"is for agents that the gateway runs, and {name} runs elsewhere: its rollouts are scored by POST "
+                f"/reward, or by assay deploy advance {name} --rubric R", field=unused[0],
+            )  # fmt: skip
+        else:
+            agents[name] = DeployedTexts(store, name)
+    return agents
 
 
-def _advancers(settings: Serve, agents: "Mapping[str, DeployedAgent]") -> "list[Advancer]":
+def _advancers(settings: Serve, agents: "_Registered") -> "list[Advancer]":
     """Threads that advance the deployments of the agents; started."""
     if not settings.registered or not settings.advance_s:
         return []

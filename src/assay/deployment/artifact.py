@@ -28,10 +28,11 @@ from assay.judges import Judge, ListwiseJudge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, Thinking, get_lm
 from assay.models.roles import Endpoint
-from assay.programs import ADAPTERS, Agent, AgentParameters, program_state, restore_program
+from assay.programs import ADAPTERS, Agent, AgentParameters, program_state, program_version, restore_program
 from assay.programs.adapters import ambient_format
 from assay.programs.budgets import set_thinking
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured, is_agent
+from assay.programs.foreign_agent import TextAgent
 from assay.programs.loading import SHIPPED, program_class
 from assay.programs.state import constructor_config, missing_arguments
 from assay.programs.texts import ChangedFile, patch_of, relative_path
@@ -339,6 +340,28 @@ def save_artifact(
     if wants_trust(entries, state) or any(named_in(place, content) for place, content in (rubric or {}).items()):
         trust.allow(entries["sha256"], written)
     return written
+
+
+def with_own_texts(path: Path) -> Path:
+    """The artifact of an agent with its own texts, in a folder beside one with new texts: the version that those are
+    compared with in production. It is written once.
+
+    Raises:
+        ArtifactError: `path` is no artifact, or the folder cannot be written.
+    """
+    manifest, folder = verified(path), path.with_name(f"{path.name}-own-texts")
+    if (folder / "manifest.json").is_file() and verified(folder)["config"] == manifest["config"]:
+        return folder
+    program = TextAgent(**manifest["config"])
+    entries = {name: manifest[name] for name in _OF_AGENT if name in manifest}
+    entries["version"] = program_version(program, manifest["settings"]["adapter"])
+    return save_artifact(folder, program, entries, splits={}, report="The agent's own texts.\n")
+
+
+_OF_AGENT = (
+    "assay", "dspy", "program", "agent", "texts_before", "settings", "prompt_format", "default_format", "model",
+    "api_base", "api_key_env", "weights", "adapters",
+)  # fmt: skip
 
 
 def built_from(inner: dspy.Module) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def compatibility(champion: Artifact, candidate: Artifact) -> Compatibility:
     before, after = program_fields(champion.program), program_fields(candidate.program)
     if before and after and (after.missing(before.required) or before.inputs.keys() - after.inputs.keys()):
         breaks.append(f"inputs: the champion takes {sorted(before.inputs)}, the candidate {sorted(after.inputs)}")
+    breaks += _other_texts(champion, candidate)
     tools, others = _tools(champion), _tools(candidate)
     if missing := sorted(tools.keys() - others.keys()):
         breaks.append(f"tools: the candidate has no {', '.join(missing)}")
@@ -49,6 +50,16 @@ def compatibility(champion: Artifact, candidate: Artifact) -> Compatibility:
         if values[0] != values[1]:
             changes.append(f"{name}: {values[0]!r} becomes {values[1]!r}")
     return Compatibility(breaks=tuple(breaks), changes=tuple(changes), outputs=_missing(champion, candidate))
+
+
+def _other_texts(champion: Artifact, candidate: Artifact) -> list[str]:
+    """That texts of an agent are looked for in its requests which the champion's version does not look for."""
+    before, after = (
+        {text["name"]: text["text"] for text in one.manifest["config"]["texts"]} if one.manifest.get("agent") else {}
+        for one in (champion, candidate)
+    )
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return [f"texts: the candidate replaces other texts of the agent: {', '.join(changed)}"] if changed else []
 
 
 def _missing(champion: Artifact, candidate: Artifact) -> tuple[str, ...] | None:

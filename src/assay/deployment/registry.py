@@ -187,10 +187,10 @@ class Registry:
         check_name(agent, "agent", plain=True)
         folder = Path(artifact).resolve()
         manifest = verified(folder)
-        if manifest.get("agent") is not None:
+        if (manifest.get("config") or {}).get("delivery", "gateway") != "gateway":
             raise ConfigError(
-                f"{artifact} is an artifact of an agent, not of a program, and is not served",
-                hint="Take its texts over where the agent runs: git apply changes.patch",
+                f"{artifact} has texts that the agent reads itself, which no gateway can replace",
+                hint="Take them over where the agent runs: git apply changes.patch",
             )
         parent_number = self.version(parent).number if parent is not None else None
         row = {
@@ -323,6 +323,16 @@ class Registry:
         """Numbers of the retired versions of an agent, with the reasons."""
         with self.engine.connect() as connection:
             return retired_in(connection, agent)
+
+    def runs_elsewhere(self, name: str) -> bool:
+        """Whether a version has texts of an agent that was written with anything, which no assay command runs.
+
+        Args:
+            name: as of `version`.
+        Raises:
+            DeploymentError: there is no such version, or it cannot be loaded.
+        """
+        return verified(self.folder_of(self.version(name))).get("agent") is not None
 
     def problem_of(self, version: Version) -> str | None:
         """Why a version cannot be loaded on this machine: its folder is not there, or was changed; None if it can."""

@@ -213,7 +213,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
     def forward(self, **inputs: Any) -> dspy.Prediction:
         from assay.traces.gateway.texts import TextSwap
 
-        swap = TextSwap(self._watched() if self._is_read else self.new_texts(), self._known_roles())
+        swap = TextSwap(self._watched(), None) if self._is_read else self.swap()
         output: dict[str, Any] = {}
         try:
             prediction = as_prediction(self.host.run(inputs, swap, **self._read()))
@@ -247,10 +247,12 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         """Whether the agent reads the new texts itself."""
         return self.delivery != "gateway"
 
-    def _known_roles(self) -> dict[str, frozenset[str]] | None:
-        if self.roles is None or self._is_read:
-            return None
-        return {name: frozenset(known) for name, known in self.roles.items()}
+    def swap(self) -> "TextSwap":
+        """Replaces the texts in the requests of one rollout."""
+        from assay.traces.gateway.texts import TextSwap
+
+        roles = self.roles and {name: frozenset(known) for name, known in self.roles.items()}
+        return TextSwap(self.new_texts(), roles)
 
     def _read(self) -> dict[str, Any]:
         """What an agent that reads its texts itself gets, as arguments of `ForeignAgent.run`."""

@@ -170,6 +170,8 @@ class Call:
             self._rollouts.put_beginning(live, "model")
         if isinstance(used, EmbeddedUpstream):
             body, constrained = used.answered_body(self._dialect, body), constrained or client_request.insists
+        if live.texts is not None:
+            body = live.texts.body(body)  # as it was sent
         request = {"dialect": self._dialect, **self._in_path, "body": body}
         turn = self._rollouts.register_call(live, client_request, self._began)
         self._transition = Transition(

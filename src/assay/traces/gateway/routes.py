@@ -31,6 +31,7 @@ from assay.traces.gateway.sessions import (
     rollout_id_of,
     text_or_none,
 )
+from assay.traces.gateway.texts import StagedTexts
 from assay.traces.otlp.exporter import DURATION, Point, points_of
 from assay.traces.records import Rollout, new_id
 
@@ -273,12 +274,17 @@ class AgentRunner(Protocol):
 
 
 class AgentRoutes:
-    """Handler over the agents of a gateway, by name."""
+    """Handler over the agents of a gateway, by name.
+
+    Args:
+        texts: of agents that run elsewhere, by name.
+    """
 
     def __init__(
-        self, agents: Mapping[str, AgentRunner], connections: Connections, stats: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        self.agents, self.connections, self.stats = agents, connections, stats
+        self, agents: Mapping[str, AgentRunner], texts: Mapping[str, StagedTexts], connections: Connections,
+        stats: Callable[[], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        self.agents, self.texts, self.connections, self.stats = agents, texts, connections, stats
         self._threads = ThreadPoolExecutor(_MOST_ROLLOUTS, "assay-agent")
 
     def add_to(self, app: web.Application) -> None:
@@ -289,18 +295,17 @@ class AgentRoutes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics; needs the gateway's key."""
-        text = metrics_text(self.stats(), self.agents)
+        text = metrics_text(self.stats(), {**self.agents, **self.texts})
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def run(self, request: web.Request) -> web.Response:
         """POST /agents/NAME: `{"inputs": {…}, "unit": …}`; returns outputs, rollout and version."""
         name = request.match_info["agent"]
         if name not in self.agents:
-            hint = (
-                f"Did you mean {near!r}?"
-                if (near := nearest(name, self.agents))
-                else "Start it with --registered NAME."
-            )
+            near = nearest(name, self.agents)
+            hint = f"Did you mean {near!r}?" if near else "Start it with --registered NAME."
+            if name in self.texts:
+                hint = "It runs where you start it, and gets its texts in the calls that it sends through this gateway."
             raise web.HTTPNotFound(reason=f"no agent {name[:80]!r} is served here. {hint}".replace("\n", " "))
         body = json_body(await self.connections.body(request))
         inputs = body.pop("inputs", None)

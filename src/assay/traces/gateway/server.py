@@ -21,6 +21,7 @@ from assay.errors import AssayError, ConfigError, FailureKind, StoreError, Unkno
 from assay.models.calls import failure_of_call
 from assay.models.roles import is_embedded
 from assay.support.scrubbing import add_secrets, error_text, message
+from assay.support.values import json_text
 from assay.traces.gateway import MAX_BODY_MB
 from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
@@ -32,6 +33,7 @@ from assay.traces.gateway.requests import json_body, parsed_or_none, sent_secret
 from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StoreAccess
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.sharing import EVERY_S, Sharing
+from assay.traces.gateway.texts import StagedTexts
 from assay.traces.gateway.upstreams import (
     EmbeddedUpstream,
     HttpUpstream,
@@ -70,6 +72,7 @@ class Gateway:
         receive_s: seconds in which a request's body must arrive, see `ConnectionLimits`.
         loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does nothing.
         agents: deployed agents by name, which `POST /agents/NAME` runs.
+        texts: of registered agents that run elsewhere, by name; they are replaced in the agents' requests.
         one_server: models set over HTTP (`POST /assay/model`) are models of the upstream's server.
     """
 
@@ -88,6 +91,7 @@ class Gateway:
         one_server: bool = False,
         loops: str = "alarm",
         agents: Mapping[str, AgentRunner] | None = None,
+        texts: Mapping[str, StagedTexts] | None = None,
     ) -> None:
         self.access = Access(key, host=host, names=names)
         add_secrets(self.access.key)
@@ -107,7 +111,8 @@ class Gateway:
         self._routes = RolloutRoutes(
             self.rollouts, self.access, self.connections, self._store_access, lambda: self.upstream
         )
-        self._agents = AgentRoutes(agents or {}, self.connections, self.stats)
+        self._texts = dict(texts or {})
+        self._agents = AgentRoutes(agents or {}, self._texts, self.connections, self.stats)
         store.never_wait()
         # Handlers that an agent may use; all others need the gateway's key.
         self._agent_handlers: set[Any] = {self._models, self._count_tokens, self._agents.run}
@@ -251,6 +256,8 @@ class Gateway:
         headers = request.headers if caller.rollout is None else {}
         call = Call(self.rollouts, dialect, request, body, path, in_path, headers)
         upstream = await self._upstream_of(request, caller, call)
+        if self._texts and (swapped := await self._with_texts(call, request, body)) is not None:
+            body, raw = swapped, json_text(swapped).encode()
         passed = call.passed
         passed.watch = LoopWatch(dialect, self.loops.action, limit_of(body))
         self.started += 1
@@ -316,11 +323,37 @@ class Gateway:
             if by_token and (self.rollouts.was_ended(name, stored) or await self._sharing.was_ended(name)):
                 raise Refused(403, "the rollout of this token has ended: open a new one, or use the gateway's key")
             call.of(self.rollouts.named(name, self.upstream, stored), name, reopens=not by_token)
-        elif self._several:
-            await self._sharing.catch_up(call, self.upstream)
-            call.of(self.rollouts.of_conversation(call.client_request(), self.upstream))
+        elif self._several or self._texts:
+            try:
+                await self._sharing.catch_up(call, self.upstream)
+                call.of(self.rollouts.of_conversation(call.client_request(), self.upstream))
+            except Exception as error:  # of a request that cannot be read: it is sent all the same
+                _LOG.error("the conversation of a call is not known: %s", error_text(error, call.passed.secrets))
         upstream: Upstream = self.upstream if call.live is None else call.live.upstream
         return upstream
+
+    async def _with_texts(self, call: Call, request: web.Request, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The request with the texts of the version that its rollout is assigned; None if nothing changes."""
+        live = call.live
+        if live is None:
+            return None
+        if live.texts is None and (texts := next((one for one in self._texts.values() if one.are_in(body)), None)):
+            user = body.get("user") or live.rollout.data_subject
+            unit = request.headers.get("x-assay-unit") or (user if isinstance(user, str) else "") or live.rollout.id
+            try:
+                swap, fields = await self._store_access.call(texts.assigned, live.rollout, unit, waits=False)
+            except Exception as error:  # such as of a store that is away: the rollout is no part of a comparison
+                _LOG.warning("a rollout gets the champion's texts: %s", error_text(error))
+                swap, fields = texts.of_champion(), {}
+            if live.texts is None:  # another call of the rollout may have been first
+                live.texts = swap
+                for name, value in fields.items():
+                    setattr(live.rollout, name, value)
+                self.rollouts.put_beginning(live, *fields)
+        if live.texts is None:
+            return None
+        new = live.texts.body(body)
+        return None if all(new[name] is value for name, value in body.items()) else new
 
     async def _serve_model(self, request: web.Request) -> web.Response:
         body = json_body(await self.connections.body(request))

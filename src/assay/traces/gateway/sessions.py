@@ -16,6 +16,7 @@ from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.support.names import nearest, one_of
 from assay.traces.gateway.conversation import Conversations, Trail
 from assay.traces.gateway.requests import Beginnings, ClientRequest
+from assay.traces.gateway.texts import TextSwap
 from assay.traces.messages.dialects import Answer, answer_of, each
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.messages.parts import is_tool_error
@@ -177,6 +178,7 @@ class Live:
     ending: Ending = field(default_factory=lambda: Ending(known=False))  # the result of its last call
     called: set[str] = field(default_factory=set)  # names of the tools it has called
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+    texts: TextSwap | None = None  # of the version of its agent
 
     @property
     def turns(self) -> int:
