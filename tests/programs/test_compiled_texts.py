@@ -13,7 +13,6 @@ import pytest
 from calling_agents import chat, post
 
 import assay
-from assay.commands.registry import register
 from assay.deployment.demands import demands_of_values
 from assay.errors import ArtifactError, ConfigError
 from assay.jobs.agents import apply_texts
@@ -150,8 +149,6 @@ def test_an_artifact_of_an_agent_is_refused_where_it_would_not_run_with_the_way_
     artifact = compiled(rendered, max_search_calls=40).artifact
     with pytest.raises(ConfigError, match=r"an artifact of an agent, not of a program.*assay compile --agent"):
         assay.migrate(artifact, data="d.jsonl", model="openai/new")
-    with pytest.raises(ConfigError, match=r"an artifact of an agent, not of a program.*changes\.patch"):
-        register("support", artifact)
     for job in (assay.evaluate, assay.collect):
         with pytest.raises(ConfigError, match="runs its agent by itself: leave out the agent"):
             job(artifact, agent=rendered, rubric=RUBRIC, data=TASKS, lm=scripted_lm(careful))
