@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from assay.commands.referee import close_referee, open_referee, serve_referee, show_skill, with_key
 from assay.errors import ArtifactError, ConfigError, DataError
@@ -505,6 +506,18 @@ def test_a_referee_that_is_opened_again_pays_nothing_twice(place: Path, model: M
         assert model.calls == calls
         assert referee.submit(texts(BETTER))["promoted"]
     assert model.calls == calls + 80  # both texts on gate
+
+
+def test_a_submission_does_not_read_the_runs_of_the_champion_again(place: Path) -> None:
+    opened(place)
+    with serving(place) as referee:
+        first = referee.score(texts(OWN.replace("only", "alone")), 10)
+        referee.submit(texts(OWN.replace("only", "alone")))
+        read: list[str] = []
+        sa.event.listen(referee.job.store.engine, "before_cursor_execute", lambda *call: read.append(call[2]))
+        assert referee.submit(texts(OWN.replace("only", "once")))["outcome"] == "no look"
+        assert not [query for query in read if query.startswith("SELECT transitions")]
+        assert referee.score(texts(OWN.replace("only", "alone")), 10) == first  # of the first 10 tasks
 
 
 def test_an_agent_that_does_not_send_its_text_is_refused(place: Path) -> None:

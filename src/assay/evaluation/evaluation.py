@@ -249,14 +249,11 @@ def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False)
     store, ended = recorder.store, ("done", "failed", "error") if errors else ("done", "failed")
     if store is None:
         return {}
-    rows = [
-        r
-        for r in store.rollouts(run_id=recorder.run_id)
-        if r.phase == phase and r.status in ended and r.rubric == rubric and r.task_id
-    ]
-    rows = [
-        r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP and r.program_version == version
-    ]
+    equal = {
+        "run_id": recorder.run_id, "phase": phase, "rubric": rubric, "source": "program", "program_version": version
+    }  # fmt: skip
+    found = find_rollouts(store, equal=equal)
+    rows = [r for r in found if r.status in ended and r.failure is not FailureKind.CAP and r.task_id]
     return {(r.task_id, r.sample): _run_of(store.rollout(r.id), program.has_tools) for r in rows}
 
 

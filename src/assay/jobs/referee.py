@@ -113,6 +113,7 @@ class Referee:
         self.decoys = decoys_of(job.splits.val)
         self.check = InstructionCheck(self.agent, job.session.lm)
         self.opened_elsewhere = 0  # how often other referees of this user have opened the test tasks
+        self.champions = dict[tuple[str, str], Evaluation]()  # of this process, by digest of the texts and split
         if folder.manifest.measured is not None:
             job.session.measured = Measured(**folder.manifest.measured)
             job.session.meter.hold(**self.later)
@@ -219,7 +220,7 @@ class Referee:
             return self._submitted("refused", digest, _USED_UP)
         try:
             self.folder.verify(runs=True)
-            before, after = (self._run(side, "val") for side in (self.champion, given))
+            before, after = self._pair(given, "val")
         except (BudgetExceeded, AssayError) as error:
             return self._submitted("refused", digest, f"not run: {error}")
         gain = paired_gain(before.scores, after.scores)
@@ -248,7 +249,7 @@ class Referee:
         if n is not None and n < 1:
             raise ConfigError(f"must be at least 1, not {n}", field="n")
         tasks = tasks[:n]
-        before, after = (self._run(side, "val", tasks) for side in (self.champion, texts))
+        before, after = self._pair(texts, "val", tasks)
         gain = paired_gain(before.scores, after.scores)
         return {
             "score": _number(after.mean), "champion": _number(before.mean), "gain": gain.to_dict(),
@@ -278,7 +279,7 @@ class Referee:
         level = gate.level
         self.folder.log("look", texts=digest, look=number, level=level)
         try:
-            before, after = (self._run(side, "gate") for side in (self.champion, texts))
+            before, after = self._pair(texts, "gate")
         except (BudgetExceeded, AssayError) as error:
             # the reason may quote a task of gate: it is for the person who opened the referee alone
             self.folder.log("interrupted", texts=digest, look=number, reason=str(error))
@@ -349,6 +350,20 @@ class Referee:
             return None
         reserved = sum(max(0, usage.calls - meter.of(phase).calls) for phase, usage in self.later.items())
         return max(0, meter.caps.calls - meter.usage.calls - reserved)
+
+    def _pair(self, texts: Texts, split: str, tasks: Sequence[Task] | None = None) -> tuple[Evaluation, Evaluation]:
+        """The scores of the champion and of texts on a split, or on some of its tasks.
+
+        Those of a champion on a whole split are read from the store once, unless a task has none and is run again.
+        """
+        key = self.state.champion, split
+        if (before := self.champions.get(key)) is None:
+            before = self._run(self.champion, split, tasks)
+            if len(before) == self.job.splits.sizes()[split] and not before.unscored:
+                self.champions[key] = before
+        elif tasks is not None:
+            before = before.only([task.id for task in tasks])
+        return before, self._run(texts, split, tasks)
 
     def _run(
         self, texts: Texts, split: str, tasks: Sequence[Task] | None = None, *, runs: dict[str, ScoredRun] | None = None
