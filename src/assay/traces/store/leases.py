@@ -302,6 +302,11 @@ class Lease:
 
 
 _LATE = "late: another process had taken the job over"
+_MINE = (
+    sa.update(leases)
+    .where(leases.c.name == sa.bindparam("job"), leases.c.token == sa.bindparam("owned"))
+    .values(token=sa.bindparam("owned"))
+)
 
 
 def holds(connection: sa.Connection, owner: Owner) -> bool:
@@ -312,8 +317,7 @@ def holds(connection: sa.Connection, owner: Owner) -> bool:
     has written.
     """
     for name, token in zip(owner[::2], owner[1::2], strict=True):
-        mine = sa.update(leases).where(leases.c.name == name, leases.c.token == token).values(token=token)
-        if not connection.execute(mine).rowcount:
+        if not connection.execute(_MINE, {"job": name, "owned": token}).rowcount:
             return False
     return True
 

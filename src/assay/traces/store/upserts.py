@@ -1,5 +1,6 @@
 """Inserts that replace or keep the row of the same key, on SQLite and PostgreSQL."""
 
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ _UNSCORED: dict[str, Any] = {  # columns of an unscored rollout
 }  # fmt: skip
 
 
+@functools.cache  # making the statement takes longer than executing it
 def upsert(dialect: str, table: sa.Table, *, replace: bool = True, by_id: bool = False) -> Any:
     """An insert statement that replaces the row of the same key, or keeps it if `replace` is False.
 
