@@ -299,16 +299,16 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
 
     def changes(self) -> dict[str, tuple[str, str]]:
         """The agent's own text and the present one, without examples, by name."""
-        predictors, changes = dict(self.named_predictors()), {}
+        changes = {}
         for text in self.texts:
-            own, now = text["text"], predictors[text["name"]].signature.instructions
+            own, now = text["text"], getattr(self, text["name"]).signature.instructions
             changes[text["name"]] = own, own if now == inspect.cleandoc(own) else now  # DSPy changes indentation
         return changes
 
     def examples_of(self, name: str) -> str:
         """The section with examples that is added to a text; empty without any. A template gets no example with a
         brace or a placeholder, which it would read as its own."""
-        predictor = dict(self.named_predictors())[name]
+        predictor = getattr(self, name)
         template, examples = predictor.signature.instructions, [example_text(demo) for demo in predictor.demos]
         if placeholders_in(template):
             examples = [text for text in examples if not placeholders_in(text) and not {"{", "}"} & set(text)]
