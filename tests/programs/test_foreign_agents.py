@@ -301,3 +301,16 @@ def test_a_command_that_is_killed_is_named_with_its_signal_and_last_words() -> N
     code = "import os; os.write(2, b'out of memory'); os.kill(os.getpid(), 9)"
     with pytest.raises(RunnerLost, match="the agent's process was killed by SIGKILL; it said: 'out of memory'"):
         CommandRunner([sys.executable, "-S", "-c", code]).run(COMMANDED, lambda: None)
+
+
+def test_of_many_copies_of_the_folder_the_latest_stay(own_folder: Path) -> None:
+    Path("system.md").write_text("Be brief.")
+    code = "import json, os; print(json.dumps({'place': os.getcwd(), 'text': open('system.md').read()}))"
+    runner = CommandRunner([sys.executable, "-S", "-c", code])
+    answers = [
+        runner.run(dataclasses.replace(COMMANDED, files={"system.md": f"Text {at}"}), lambda: None) for at in range(12)
+    ]
+    assert [answer["text"] for answer in answers] == [f"Text {at}" for at in range(12)]
+    assert [at for at, answer in enumerate(answers) if Path(answer["place"]).exists()] == list(range(4, 12))
+    again = runner.run(dataclasses.replace(COMMANDED, files={"system.md": "Text 0"}), lambda: None)
+    assert again["text"] == "Text 0"

@@ -8,7 +8,9 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from assay.errors import ConfigError
@@ -18,10 +20,12 @@ LINKED = frozenset(("node_modules", ".venv", "venv", "site-packages", "vendor"))
 VERSION_CONTROL = frozenset((".git", ".hg", ".svn"))
 LEFT_OUT = VERSION_CONTROL | {".assay", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
 _MOST_BYTES = 512 << 20  # of a copy
+_KEPT = 8
 
 
 class FolderCopies:
-    """Copies of a folder, one for each set of texts. They are removed with this object.
+    """Copies of a folder, one for each set of texts. Of those that no run uses the latest `_KEPT` stay; all are removed
+    with this object.
 
     Args:
         root: the folder; by default the working directory.
@@ -30,14 +34,16 @@ class FolderCopies:
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or Path.cwd()).resolve()
         self._scratch = tempfile.TemporaryDirectory(prefix="assay-copies-")
-        self._made: dict[str, Path] = {}
+        self._made: dict[str, Path] = {}  # in the order of their last use
+        self._in_use = Counter[str]()
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: object) -> "FolderCopies":
         return self
 
-    def of(self, files: Mapping[str, str]) -> Path:
-        """The copy with these contents of files.
+    @contextmanager
+    def used(self, files: Mapping[str, str]) -> Iterator[Path]:
+        """Inside, the copy with these contents of files is there.
 
         Args:
             files: path -> content.
@@ -46,13 +52,24 @@ class FolderCopies:
         """
         key = digest_of(dict(files))
         with self._lock:
-            if key not in self._made:
-                place = Path(self._scratch.name) / key[:16]
-                copy_folder(self.root, place)
-                for name, content in files.items():
-                    (place / self._inside(name)).write_bytes(content.encode("utf-8"))
-                self._made[key] = place
-            return self._made[key]
+            place = self._made.pop(key, None) or self._copied(files, Path(self._scratch.name) / key[:16])
+            self._made[key] = place
+            self._in_use[key] += 1
+        try:
+            yield place
+        finally:
+            with self._lock:
+                self._in_use[key] -= 1
+                unused = [other for other in self._made if not self._in_use[other]]
+                for other in unused[:-_KEPT]:
+                    shutil.rmtree(self._made.pop(other), ignore_errors=True)
+
+    def _copied(self, files: Mapping[str, str], place: Path) -> Path:
+        shutil.rmtree(place, ignore_errors=True)  # of an attempt that failed
+        copy_folder(self.root, place)
+        for name, content in files.items():
+            (place / self._inside(name)).write_bytes(content.encode("utf-8"))
+        return place
 
     def moved(self, words: Sequence[str], copy: Path) -> list[str]:
         """The words of a command with the absolute paths in the folder as those of the copy."""

@@ -202,6 +202,9 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         self.most_tokens = most_tokens
         self.host = ForeignAgent(agent, runner)
         for text in self.texts:
+            if hasattr(self, text["name"]):
+                hint = f"Give it as ./{text['name']}"
+                raise ConfigError(f"{text['name']!r} is a name that programs use themselves", field="text", hint=hint)
             setattr(self, text["name"], dspy.Predict(dspy.Signature("task -> answer", text["text"])))
 
     @property
@@ -251,7 +254,7 @@ class TextAgent(dspy.Module):  # type: ignore[misc]
         """Replaces the texts in the requests of one rollout."""
         from assay.traces.gateway.texts import TextSwap
 
-        roles = self.roles and {name: frozenset(known) for name, known in self.roles.items()}
+        roles = None if self.roles is None else {name: frozenset(known) for name, known in self.roles.items()}
         return TextSwap(self.new_texts(), roles)
 
     def _read(self) -> dict[str, Any]:

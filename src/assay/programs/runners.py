@@ -256,11 +256,10 @@ class CommandRunner:
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
         with (
             tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, StandardError() as err,
-            _texts_file(task.texts) as variables,
+            _texts_file(task.texts) as variables, self._placed(task.files) as (words, folder),
         ):  # fmt: skip
             task_file.write(task.to_json())
             task_file.seek(0)
-            words, folder = self._placed(task.files)
             process = self._start(words, folder, {**task.environment(), **variables}, task_file, out, err.file)
             code = self._exit_code(process, out, check)
             stderr = err.tail()
@@ -271,14 +270,16 @@ class CommandRunner:
             out.seek(0)
             return answer_of_output(out.read(MOST_BYTES + 1))
 
-    def _placed(self, files: Mapping[str, str] | None) -> tuple[list[str], Path | None]:
+    @contextmanager
+    def _placed(self, files: Mapping[str, str] | None) -> Iterator[tuple[list[str], Path | None]]:
         """The command and its working directory: a copy of this one, if the task has files."""
         if files is None:
-            return self.words, None
+            yield self.words, None
+            return
         with self._lock:
             self._copies = self._copies or FolderCopies()
-        copy = self._copies.of(files)
-        return self._copies.moved(self.words, copy), copy
+        with self._copies.used(files) as copy:
+            yield self._copies.moved(self.words, copy), copy
 
     def _start(
         self, words: list[str], folder: Path | None, variables: Mapping[str, str], task_file: BinaryIO, out: BinaryIO,
