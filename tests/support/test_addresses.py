@@ -49,7 +49,8 @@ REFUSED = [
     "postgresql://ann%3Apa55@db/runs", "postgresql://db/runs?user=ann&password=p@pa55",
     "postgresql://db/runs?user=ann&password=pa55@", "postgresql://db:5432/runs?password=p@pa55",
     "postgresql://ann:/pa55", "postgresql://ann:pw@db:/pa55", "postgresql://db/ann:pa55", "postgresql://one:1,ann:/pa55",
-    "PGPASSWORD=pa55 psql", "Server=db;User Id=ann;Password=pa55;",
+    "postgresql://db/runs?password=p&pa55=&user=ann", "postgresql://db/runs?user=ann&password=p&s=pa55",
+    "postgresql://ann:%00pa55@db/runs", "PGPASSWORD=pa55 psql", "Server=db;User Id=ann;Password=pa55;",
 ]  # fmt: skip
 
 

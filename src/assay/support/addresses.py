@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -23,6 +24,11 @@ _SERVER = re.compile(r"(?:(?P<who>[^@]*)@)?(?P<hosts>[^/?@]*)(?:/(?P<name>[^?@:]
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.~%-]*)(?::([0-9]+))?")  # a colon alone may end a login
 _SECRET = re.compile(r"pass(?!file)|pwd|secret|_key|token", re.I)  # in the name of a parameter
 _SETS_SECRET = re.compile(r"(pass|pwd|secret|token)\w*\s*=", re.I)  # in its value, as in options
+_KNOWN = re.compile(  # parameters of libpq
+    r"host(addr)?|port|dbname|user|service|client_encoding|options|(fallback_)?application_name|passfile|replication"
+    r"|connect_timeout|tcp_user_timeout|target_session_attrs|load_balance_hosts|channel_binding|require(peer|_auth)"
+    r"|(keepalives|ssl|gss|oauth_|m(in|ax)_protocol)\w*|krbsrvname"
+)
 
 
 @dataclass(frozen=True)
@@ -115,11 +121,12 @@ def _server(rest: str) -> DatabaseAddress:
     places = [tuple(map(unquote, host.groups(default=""))) for host in hosts if host is not None]
     # with an @ in the value of a parameter, what precedes it looks like a login
     is_login = not {"/", "?"} & set(who.partition(":")[0]) and not _SETS_SECRET.search(who)
-    if parts is None or query is None or len(places) < len(hosts) or not is_login:
+    is_readable = is_login and query is not None and not _is_cut(query) and "%00" not in rest
+    if parts is None or query is None or len(places) < len(hosts) or not is_readable:
         raise ConfigError(
             "the URL of PostgreSQL cannot be read",
             hint="In user and password, write characters other than letters and digits as % and their code: "
-            "@ as %40, / as %2F, : as %3A, ? as %3F. It is postgresql://USER:PASSWORD@HOST:PORT/NAME",
+            "@ as %40, / as %2F, : as %3A, ? as %3F, & as %26. It is postgresql://USER:PASSWORD@HOST:PORT/NAME",
         )
     user, _, password = map(unquote, who.partition(":"))
     if ":" in user:
@@ -143,6 +150,12 @@ def _server(rest: str) -> DatabaseAddress:
         conninfo=f"postgresql://{login}{at}{parts['hosts']}{end}{_as_query(query)}",
         secret=any(secrets),
     )
+
+
+def _is_cut(query: Sequence[tuple[str, str]]) -> bool:
+    """Whether a parameter may be the rest of a password with an & in it."""
+    names = dropwhile(lambda name: not _SECRET.search(name), (name for name, _ in query))
+    return not all(_SECRET.search(name) or _KNOWN.fullmatch(name) for name in names)
 
 
 def _as_query(parameters: Sequence[tuple[str, str]]) -> str:
