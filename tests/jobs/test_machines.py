@@ -11,6 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 import assay
+from assay.commands.cycle import usage_since
+from assay.commands.traces import list_rollouts
 from assay.errors import ConfigError, FailureKind
 from assay.evaluation import SilentProgress
 from assay.jobs.members import settle_killed
@@ -201,6 +203,28 @@ def test_what_was_cut_off_is_removed_by_a_machine_whose_clock_is_behind(
     assert assay.collect("mine.py:Mine", **job, resume=True).stopped is None
     with Store(where) as store:
         assert "cut" not in [rollout.id for rollout in store.rollouts()]
+
+
+@pytest.mark.postgres
+def test_runs_of_machines_with_other_clocks_have_the_times_of_the_server(
+    empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {**write_project(), "lm": scripted_lm(lambda _: json.dumps({"answer": "3"})), "store": empty_postgres_url}
+    job |= {"split": "val", "sizes": {"val": 6}, "n": 1, "threads": 1}
+    real = time.time
+    with Store(empty_postgres_url) as store:
+        times = [store.clock.now()]
+        for hours, more in ((3, {"max_calls": 3}), (-3, {"resume": True})):
+            monkeypatch.setattr(time, "time", lambda ahead=hours * 3600: real() + ahead)
+            assay.collect("mine.py:Mine", **job, **more)
+            (run,) = list_runs(store)
+            times.append(store.clock.now())
+        assert times[0] <= run["started_at"] <= times[1] <= run["resumed_at"] <= run["ended_at"] <= times[2]
+        shown = list_rollouts(store=empty_postgres_url, since="1h").rollouts
+    assert len(shown) == 6
+    # what a loop's budget counts of the time since its improvement began
+    assert [usage_since(empty_postgres_url, at)[0] for at in (times[0], times[2])] == [12, 0]
 
 
 def test_who_lost_a_job_tells_its_study_nothing(where: str) -> None:

@@ -3,6 +3,9 @@
 import itertools
 import json
 import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,38 @@ def test_sealed_facts_are_not_found_while_learning(tmp_path: Path) -> None:
                 facts[split] = {fact.text for fact in memory.recall("lives", subject="Ada")}
     both = {"lives in train", "lives in test"}
     assert facts == {"train": {"lives in train"}, "val": {"lives in train"}, "test": both, "": both}
+
+
+def test_one_of_the_facts_that_processes_tell_at_the_same_time_is_valid(url: str) -> None:
+    memories, together = [Memory(url) for _ in range(4)], threading.Barrier(4, timeout=60)
+
+    def tell(process: int) -> None:
+        for number in range(8):
+            together.wait()
+            memories[process].remember("Ada", f"lives in {process}-{number}", about="town")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(tell, range(4)))
+    facts = memories[0].history("Ada")
+    assert (len(facts), len([fact for fact in facts if fact.valid_to is None])) == (32, 1)
+
+
+@pytest.mark.postgres
+def test_a_fact_of_a_machine_whose_clock_is_ahead_is_found_and_superseded_on_another(
+    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 7200)
+    ahead = Memory(empty_postgres_url)
+    ahead.remember("Ada", "lives in Oslo", about="town")
+    monkeypatch.setattr(time, "time", real)
+    memory = Memory(empty_postgres_url)
+    (fact,) = memory.recall("Oslo", subject="Ada")
+    assert memory.recall("Oslo", subject="Ada", at=fact.valid_from) == [fact]
+    memory.remember("Ada", "lives in Bergen", about="town")
+    assert [fact.text for fact in memory.recall("lives", subject="Ada")] == ["lives in Bergen"]
+    before, after = memory.history("Ada")
+    assert before.valid_from < after.valid_from == before.valid_to
 
 
 def test_erasure_of_a_person_removes_facts_of_their_rollouts_and_about_them(url: str) -> None:

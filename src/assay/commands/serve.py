@@ -5,7 +5,6 @@ An agent of the registry loads DSPy, the gateway alone does not.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -246,7 +245,8 @@ class Serve(StoredJudge, Listening, InStore, Reported):
             self.answering, base=self.upstream, key=self.upstream_key, price=self.price, idle_s=self.upstream_idle_s
         )
         endpoint = None if self.otlp == "off" else Endpoint.of(self.otlp_endpoint)
-        store, run_id, started_at = Store(self.store), f"serve-{new_id()[:12]}", time.time()
+        store, run_id = Store(self.store), f"serve-{new_id()[:12]}"
+        started_at = store.clock.now()
         registered = _registered(self, store)
         agents = {name: agent for name, agent in registered.items() if callable(agent)}
         texts = {name: agent for name, agent in registered.items() if not callable(agent)}

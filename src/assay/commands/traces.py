@@ -63,7 +63,7 @@ class OfProgram(OfRun):
                 store,
                 equal={name: value for name, value in values.items() if value is not None},
                 program=self.program,
-                since=None if self.since is None else since(self.since),
+                since=None if self.since is None else since(self.since, now=store.clock.now()),
                 least=least,
                 most=most,
                 limit=limit,

@@ -24,7 +24,7 @@ from assay.support.names import check_name, nearest
 from assay.support.numbers import counted
 from assay.support.report import Report
 from assay.traces.store import tables as schema
-from assay.traces.store.leases import seconds, writing
+from assay.traces.store.leases import present, seconds, writing
 from assay.traces.store.rows import as_json, clean
 
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
@@ -203,7 +203,7 @@ class Registry:
             "evidence_json": as_json(evidence if evidence is not None else _evidence(manifest)),
             "people_json": as_json(sorted({*((manifest.get("shown") or {}).get("people") or ()), *people})),
             "tenant": tenant,
-            "registered_at": time.time(),
+            "registered_at": present(self.engine),
             "registered_by": clean(by or current_user())[:_LONGEST],
         }
         return self._insert(agent, row)

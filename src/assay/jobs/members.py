@@ -102,8 +102,8 @@ def settle_killed(store: Store, run_id: str) -> None:
         r = schema.runs
         with store.changing() as connection:
             ended = sa.update(r).where(r.c.id == member.run_id, r.c.status == "running")
-            values = {"status": "failed", "ended_at": time.time(), "unseen": unrecorded.calls, "lost": unrecorded.lost}
-            connection.execute(ended.values(**values))
+            missed = {"unseen": unrecorded.calls, "lost": unrecorded.lost}
+            connection.execute(ended.values(status="failed", ended_at=store.clock.now(), **missed))
 
 
 def _begun(store: Store, run_id: str) -> list[Member]:

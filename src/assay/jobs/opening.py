@@ -4,7 +4,6 @@ import functools
 import logging
 import re
 import socket
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -166,7 +165,7 @@ def open_run(
         opened.belong_to(lease)
         if config.stored_salt is not None:
             claim_salt(opened, config.stored_salt)
-        started, began, status, failure, ended = time.time(), opened.clock.now(), "failed", None, False
+        started, status, failure, ended = opened.clock.now(), "failed", None, False
         run_id, resumed = new_run_id(
             opened, config.key, kind=config.kind, started_at=started, resume=resume, cache=config.cache
         )
@@ -212,7 +211,7 @@ def open_run(
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:
-                drop_cut_off(opened, run_id, began)
+                drop_cut_off(opened, run_id, started)
         except BaseException as error:
             status, failure = status_and_reason(error)
             raise

@@ -394,7 +394,7 @@ def opened_store(target: str | Path | None) -> tuple[Store, Recorder]:
         if url not in _opened:
             store = Store(url)
             recorder = Recorder(store, run_id=f"record-{new_id()[:12]}")
-            started = time.time()
+            started = store.clock.now()
             _opened[url] = (store, recorder)
 
             def end() -> None:

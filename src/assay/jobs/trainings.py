@@ -9,7 +9,6 @@ has an entry in the store, and a folder with log and report.
 import functools
 import hashlib
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -92,9 +91,9 @@ def open_training(
         return
     stored = {**config, "adapter_name": name}
     key = hashlib.sha256(json_text(stored, sort_keys=True).encode()).hexdigest()[:12]
-    home, started, status, failure = home_of(store), time.time(), "failed", None
+    home, status, failure = home_of(store), "failed", None
     with _leased(store, home, key) as lease:
-        run_id = _begun(key, stored, started, store, progress, lease, resume=resume)
+        run_id, started = _begun(key, stored, store, progress, lease, resume=resume)
         folder = run_folder(store, run_id)
         run = TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder, lease.check))
         try:
@@ -131,22 +130,22 @@ def _leased(store: str | Path | None, home: Path, key: str) -> Iterator[Lease]:
 def _begun(
     key: str,
     config: dict[str, Any],
-    started: float,
     store: str | Path | None,
     progress: Progress,
     lease: Lease,
     *,
     resume: bool,
-) -> str:
-    """Stores that the run is in progress. Returns its id."""
+) -> tuple[str, float]:
+    """Stores that the run is in progress. Returns its id and start."""
     with opened_store(store, progress) as opened:
         opened.belong_to(lease)
+        started = opened.clock.now()
         try:
             run_id, _ = new_run_id(opened, key, kind="train", started_at=started, resume=resume, cache=False)
         except ConfigError:
             raise ConfigError("this training has finished: there is nothing to resume") from None
         opened.put_run(run_id, kind="train", config=config, status="running", started_at=started)
-    return run_id
+    return run_id, started
 
 
 @dataclass(frozen=True)

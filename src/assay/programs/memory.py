@@ -4,8 +4,6 @@ Facts are append-only. A new value supersedes an older one, whose validity ends;
 person (`assay traces forget`) deletes the facts of their rollouts and those about them.
 """
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from assay.traces.store.connection import open_engine
 from assay.traces.store.erasure import fact_line
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import clean
+from assay.traces.store.turns import SharedClock, lock_names
 
 _TEXT, _NAME = 2000, 64  # characters
 _SEALED = ("gate", "test")
@@ -62,7 +61,7 @@ class Memory:
         store: the database, as everywhere; an open `Store` is used, not closed.
         name: of the memory, up to 64 characters.
         tenant: of facts that are written outside of a rollout with a tenant.
-        clock: returns seconds since the epoch.
+        clock: returns seconds since the epoch; None for the store's clock.
     Raises:
         ConfigError: an empty or long name.
         StoreError: the database cannot be opened, or its SQLite has no full-text search.
@@ -75,13 +74,13 @@ class Memory:
         *,
         name: str = "memory",
         tenant: str | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= _NAME:
             raise ConfigError(f"name={name!r} must be a text of 1 to {_NAME} characters")
-        self.name, self.tenant, self.clock = name, tenant, clock
+        self.name, self.tenant = name, tenant
         self.engine = store.engine if isinstance(store, Store) else open_engine(store_address(store))
-        self._lock = threading.Lock()  # a fact and what it supersedes are written together
+        self.clock = clock or SharedClock(self.engine).now
         prepare(self.engine, "facts", ("about", "text"))
 
     def __deepcopy__(self, memo: object) -> "Memory":
@@ -115,7 +114,8 @@ class Memory:
         }
         same_name = sa.or_(f.c.about == row["about"], sa.func.lower(f.c.about) == row["about"].lower())
         valid = [*self._own(subject), same_name, f.c.valid_to.is_(None)]
-        with self._lock, self.engine.begin() as connection:
+        with self.engine.begin() as connection:
+            lock_names(connection, [row["person"]])  # a fact and what it supersedes are written together
             now = self.clock()  # inside the lock: the order of times is that of the facts
             same = connection.execute(sa.select(f).where(*valid, f.c.text == text)).first()
             if same is not None:
@@ -171,7 +171,7 @@ class Memory:
             False if the person has no such valid fact.
         """
         f, now = schema.facts, self.clock()
-        with self._lock, self.engine.begin() as connection:
+        with self.engine.begin() as connection:
             ended = sa.update(f).where(*self._valid(_person(subject), now), f.c.id == fact).values(valid_to=now)
             return bool(connection.execute(ended).rowcount)
 

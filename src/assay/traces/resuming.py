@@ -80,10 +80,8 @@ class DeathsInStore:
 
 def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded, failure: str | None) -> None:
     """Write that a run and its rollouts have ended, in small changes of rows that are there, if the disk allows it."""
-    lost = unrecorded.lost
-    values = {
-        "status": status, "failure": failure, "ended_at": time.time(), "unseen": unrecorded.seen - lost, "lost": lost,
-    }  # fmt: skip
+    missed = {"unseen": unrecorded.seen - unrecorded.lost, "lost": unrecorded.lost}
+    values = {"status": status, "failure": failure, "ended_at": store.clock.now(), **missed}
     with suppress(sa.exc.SQLAlchemyError, StoreError), store.changing() as connection:
         connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
     with suppress(sa.exc.SQLAlchemyError, StoreError):

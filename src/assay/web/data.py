@@ -133,7 +133,7 @@ def download(store: Store, query: Mapping[str, str], form: Mapping[str, Any]) ->
     kind, quality, clean = fields["kind"], number_of(fields, "min_quality"), number_of(fields, "min_clean")
     if kind not in DOWNLOADS:
         raise ConfigError(f"kind={kind[:80]!r} must be one of {', '.join(DOWNLOADS)}")
-    _, filters = rollout_filters(query)
+    _, filters = rollout_filters(store, query)
     ids = tuple(row.id for row in rollout_page(store, filters, limit=MOST_DOWNLOADED).rows)
     if not ids:
         raise ConfigError("no rollout matches the filters, so there is nothing to download")

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from assay.errors import ConfigError, FailureKind
 from assay.reports.files import page_environment, stylesheet
 from assay.support.numbers import since
+from assay.traces.store import Store
 from assay.traces.store.paging import Cursor, RolloutFilters
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def filled_in(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str
     return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items() if text}
 
 
-def rollout_filters(query: Mapping[str, str]) -> tuple[dict[str, str], RolloutFilters]:
+def rollout_filters(store: Store, query: Mapping[str, str]) -> tuple[dict[str, str], RolloutFilters]:
     """The fields that are filled in, and the filters that they stand for.
 
     Raises:
@@ -117,7 +118,7 @@ def rollout_filters(query: Mapping[str, str]) -> tuple[dict[str, str], RolloutFi
         text=values.get("text", ""),
         criterion=values.get("criterion", ""),
         tool=values.get("tool", ""),
-        since=since(values["since"]) if "since" in values else None,
+        since=since(values["since"], now=store.clock.now()) if "since" in values else None,
         least=number_of(values, "least"),
         most=number_of(values, "most"),
     )

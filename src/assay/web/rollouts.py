@@ -349,7 +349,7 @@ _WAITING_S = 20  # seconds between two loads of the newest rollouts while no run
 
 def rollouts_view(store: Store, query: Mapping[str, str]) -> View:
     """Rollouts that match the filters, newest first."""
-    values, filters = rollout_filters(query)
+    values, filters = rollout_filters(store, query)
     before, after = cursor_of(query, "before"), cursor_of(query, "after")
     page = rollout_page(store, filters, before=before, after=after)
     older, newer = _neighbour_pages(page, is_newer=after is not None, is_first=before is None and after is None)
@@ -405,7 +405,7 @@ def rollout_view(
         where: the store's location, next to which datasets are.
     """
     rollout = one_rollout(store, rollout_id)
-    values, filters = rollout_filters(query)
+    values, filters = rollout_filters(store, query)
     first = _first_call(query)
     calls, budget = calls_from(store, rollout.id, first), Budget()
     return View(

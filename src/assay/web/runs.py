@@ -159,7 +159,7 @@ def runs_page(store: Store, query: Mapping[str, str]) -> View:
         kind=values.get("kind"),
         status=values.get("status"),
         program=values.get("program"),
-        since=since(values["since"]) if "since" in values else None,
+        since=since(values["since"], now=store.clock.now()) if "since" in values else None,
         before=None if before is None else (before.started_at, before.id),
     )
     listed = runs[:_ROWS]

@@ -196,7 +196,7 @@ def _alone(store: Store) -> Iterator[None]:
 
 def _import(store: Store, kind: str, path: str | Path, score: str | None) -> ImportReport:
     report = ImportReport(run_id=run_of(Path(path)), kind=kind)
-    config, started_at = {"kind": kind, "path": str(path), "score": score}, time.time()
+    config, started_at = {"kind": kind, "path": str(path), "score": score}, store.clock.now()
     store.flush()
     waiting, opened = 0, False
     for imported in _read(kind, Path(path), score, report.run_id):

@@ -6,7 +6,6 @@ Does not touch files, and does not empty the response cache: `assay.jobs.erasure
 import html
 import itertools
 import re
-import time
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -334,7 +333,7 @@ def erase_subject(
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         if erased.removed or erased.tasks or erased.facts:
             people = [digest if tenant is None else of_tenant(digest, tenant) for digest in sorted(digests)]
-            forgotten = [{"person": person, "at": time.time()} for person in people]
+            forgotten = [{"person": person, "at": store.clock.now()} for person in people]
             connection.execute(upsert(store.engine.dialect.name, schema.forgotten), forgotten)
     store.put_splits(rows)
     if erased.removed or erased.prompts or erased.facts or erased.emptied:

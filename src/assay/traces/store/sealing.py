@@ -7,7 +7,6 @@ A store has one salt, so that a task is in the same split in every command. Roll
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,5 +276,5 @@ def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Ope
     before = {row.job: int(row.times) for row in rows if row.same or known & set(json.loads(row.members_json))}
     mine = before.get(job, 0) + 1
     row = {"job": job, "data": data, "tasks": digest, "n": len(members), "members_json": json.dumps(members)}
-    store.put_opening({**row, "times": mine, "at": time.time()})
+    store.put_opening({**row, "times": mine, "at": store.clock.now()})
     return Openings(job=mine, store=sum(before.values()) + 1)

@@ -28,7 +28,7 @@ from assay.traces.store.leases import TAKEN_OVER, Lease, LostLease, holds, late_
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
 from assay.traces.store.tables import transitions
-from assay.traces.store.turns import SharedClock, in_order, lock_rollouts, with_turns
+from assay.traces.store.turns import SharedClock, in_order, lock_names, with_turns
 from assay.traces.store.upserts import begin_rollouts, make_changes, put_answers, upsert
 from assay.traces.store.writer import Keeper, Owner, Rows, Spill, Writer, leftover_batches, rows_waiting, spill_path
 
@@ -63,6 +63,7 @@ class StoreReads:
     """The part of `Store` that reads. Needs `engine` and, for `runs`, `flush`."""
 
     engine: sa.Engine
+    clock: SharedClock
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed; see `Store.flush`."""
@@ -263,7 +264,7 @@ class DirectWrites(StoreReads):
         """
         row = {"question": question, "item_id": item_id, "rater": clean(rater)[:_RATER_CHARS], "label": clean(label)}
         told = {"rationale": clean(mask_secrets(rationale)), "shown_json": mask_secrets(as_json(fields))}
-        self._now(schema.labels, {**row, **told, "rollout_id": rollout_id, "created_at": time.time()})
+        self._now(schema.labels, {**row, **told, "rollout_id": rollout_id, "created_at": self.clock.now()})
 
     def withdraw_label(self, question: str, item_id: str, rater: str) -> bool:
         """Removes one rater's label of one item. Returns whether there was one."""
@@ -299,12 +300,12 @@ class DirectWrites(StoreReads):
 
     def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
         """Stores whose data an artifact or an export was made from, as hashes of names (`person_digest`)."""
-        self._now(schema.made_from, _made_from(artifact, people))
+        self._now(schema.made_from, self._made_from(artifact, people))
 
     def put_searched(self, *paths: Path) -> None:
         """Stores files in which an erasure looks for texts of the person. What is known of their people stays."""
         if paths:
-            self._now(schema.made_from, *(_made_from(str(path.resolve()), []) for path in paths), replace=False)
+            self._now(schema.made_from, *(self._made_from(str(path.resolve()), []) for path in paths), replace=False)
 
     def put_report(self, path: str | Path, *runs: str) -> None:
         """Stores that a file shows tasks of these runs, with hashes of their data subjects. Call it before writing."""
@@ -364,9 +365,8 @@ class DirectWrites(StoreReads):
                 f"the store did not take a row of {table.name}: {getattr(error, 'orig', error)}"
             ) from error
 
-
-def _made_from(artifact: str, people: Sequence[str]) -> dict[str, Any]:
-    return {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}
+    def _made_from(self, artifact: str, people: Sequence[str]) -> dict[str, Any]:
+        return {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": self.clock.now()}
 
 
 # -- Store.
@@ -549,7 +549,7 @@ class Store(DirectWrites):
             unrecorded: LM calls that bypassed the recorder.
             failure: why the run did not end well.
         """
-        ended = None if status == "running" else time.time()
+        ended = None if status == "running" else self.clock.now()
         reason = None if unrecorded.reason is None else message(unrecorded.reason)
         row = {"id": run_id, "kind": kind, "config": as_json(fields(config)), "status": status, "failure": failure}
         times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
@@ -792,7 +792,7 @@ class Store(DirectWrites):
         shared = {row["rollout_id"] for row in unnumbered} | set(rows.get("begun", ()))
         shared |= {change["id"] for change in rows.get("changes", {}).values()} | set(rows.get("answers", ()))
         if shared:
-            lock_rollouts(connection, shared)
+            lock_names(connection, shared)
         own = {name: list(rows.get(name, {}).values()) for name in ("runs", "states", "begun", "rollouts")}
         for name, inserted in (own | {"transitions": [row for row in calls if row["id"] is None]}).items():
             if inserted:

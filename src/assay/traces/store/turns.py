@@ -16,7 +16,7 @@ from assay.traces.store.leases import elapsed, seconds
 from assay.traces.store.tables import transitions
 
 Row = Mapping[str, Any]
-_LOCKS = 256  # advisory locks of PostgreSQL that rollouts share
+_LOCKS = 256  # advisory locks of PostgreSQL that rollouts and persons share
 _LOCK_CLASS = 0x7475726E  # "turn" in ASCII
 _calls = transitions.c
 
@@ -51,13 +51,13 @@ class SharedClock:
         return at + self.now() - time.time() if self._of_server else at
 
 
-def lock_rollouts(connection: sa.Connection, rollouts: Collection[str]) -> None:
-    """Lets no other process change these rollouts until the transaction ends. Before its first statement that reads:
-    SQLite refuses to write in a transaction that began by reading, once another process has written."""
+def lock_names(connection: sa.Connection, names: Collection[str]) -> None:
+    """Lets no other process change what has these names until the transaction ends. Call it before its first statement
+    that reads: SQLite refuses to write in a transaction that began by reading, once another process has written."""
     if connection.dialect.name == "sqlite":
         connection.execute(sa.update(transitions).where(sa.false()).values(t=0))  # changes no row, and locks the file
         return
-    keys = sorted({zlib.crc32(name.encode()) % _LOCKS for name in rollouts})
+    keys = sorted({zlib.crc32(name.encode()) % _LOCKS for name in names})
     lock = sa.text("SELECT pg_advisory_xact_lock(:of, key) FROM unnest(CAST(:keys AS integer[])) AS key")
     connection.execute(lock, {"of": _LOCK_CLASS, "keys": keys})
 
