@@ -1,5 +1,6 @@
 """An erasure reaches every file of `.assay`, names what was made of the person's data, and counts what it left."""
 
+import dataclasses
 import json
 import sqlite3
 import unicodedata
@@ -237,6 +238,29 @@ def test_nothing_of_the_person_is_left_in_postgresql(own_folder: Path, empty_pos
         ("facts", "runs", "job_states"), 1
     )
     assert report["naming_facts"] == []  # the fact that had the name is gone
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["of one process", "of gateways"])
+def test_what_a_running_process_writes_after_an_erasure_is_erased_by_the_next_one(
+    own_folder: Path, shared: bool
+) -> None:
+    with Store() as writer:
+        rollout = Rollout(id="r", inputs={"question": ANN}, data_subject="Ann", status="running", started_at=1.0)
+        (writer.begin_rollout if shared else writer.put_rollout)(rollout)
+        counts = []
+        for turn in range(2):
+            call = Transition(t=turn, model="m", request={"messages": [{"role": "user", "content": ANN}]}, output=ANN)
+            call.id = f"c{turn}" if shared else None
+            writer.put_transition("r", call)
+            if turn and not shared:
+                writer.put_rollout(dataclasses.replace(rollout, status="done", ended_at=9.0))
+            elif turn:
+                writer.put_changes("r", {"status": "done", "ended_at": 9.0})
+            writer.flush()
+            report = forget_subject("ann").to_dict()
+            counts.append([report[name] for name in ("removed", "running", "unowned_calls_removed")])
+        assert writer.stats()["transitions"] == 0
+    assert counts == [[1, 1, 0], [0, 0, 1] if shared else [1, 0, 0]]
 
 
 def test_a_text_that_several_tasks_or_other_people_wrote_is_not_erased_from_them(own_folder: Path) -> None:

@@ -524,6 +524,9 @@ class ErasureReport(Report):
         cached_answers_removed: answers to these, and those that repeat a text of the person.
         unowned_answers_removed: cached answers without a recorded request; all of these are removed, because their
             owner is unknown.
+        unowned_calls_removed: calls without a rollout, which an earlier erasure removed while it ran.
+        running: number of the rollouts that had not ended: processes that run may write more of them. Repeat the
+            erasure once they have ended.
         quoting_facts: ids of other rollouts that quote such a fact.
         naming_facts: numbers of remembered facts about others that have the person's name; they are not changed.
         made_from_them: paths of what was made of the person's data: artifacts, exports, pools, data sets, reports,
@@ -537,7 +540,8 @@ class ErasureReport(Report):
         not_searched: `short_texts` (number of texts of the person that are too short), `shared_texts` (that others
             wrote too), `tasks_without_texts` (whose inputs nothing has), `files`, `free_pages` (true if another process
             kept the database from being compacted), `models` (folders of models that were trained, and may hold
-            merged adapters).
+            merged adapters), `other_machines` (true if the store is on a server: the response cache and the files of
+            `.assay` on other machines, and rows that wait there).
     """
 
     subject: str
@@ -546,6 +550,8 @@ class ErasureReport(Report):
     prompts_emptied: int
     cached_answers_removed: int
     unowned_answers_removed: int
+    unowned_calls_removed: int
+    running: int
     quoting_facts: list[str]
     naming_facts: list[int]
     made_from_them: list[str]
@@ -565,6 +571,9 @@ class ErasureReport(Report):
         if self.unowned_answers_removed:
             answers = counted(self.unowned_answers_removed, "cached answers")
             yield f"{answers} without a recorded request removed: whose they are is unknown"
+        if self.unowned_calls_removed:
+            calls = counted(self.unowned_calls_removed, "LM calls")
+            yield f"{calls} without a rollout removed: whose they are is unknown"
         yield from (f"quotes a remembered fact about them: rollout {rollout}" for rollout in self.quoting_facts)
         yield from (f"has their name, and is kept: fact {fact} about another person" for fact in self.naming_facts)
         yield from (f"made from them before: {path}" for path in self.made_from_them)
@@ -589,11 +598,16 @@ class ErasureReport(Report):
         yield from (f"not searched: {path}" for path in left["files"])
         for folder in left["models"]:
             yield f"not known of what it was made: the model {folder}, which a training started from"
+        if left["other_machines"]:
+            yield "not searched: `.assay` on other machines, with its response cache and rows that wait for the store"
 
     @property
     def is_unknown(self) -> bool:
         """Whether nothing of the person was there."""
-        counts = (self.removed, self.facts_removed, self.prompts_emptied, self.cached_answers_removed)
+        counts = (
+            self.removed, self.unowned_calls_removed, self.facts_removed, self.prompts_emptied,
+            self.cached_answers_removed,
+        )  # fmt: skip
         lists = (self.quoting_facts, self.naming_facts, self.made_from_them, self.runs_on_them, self.versions)
         texts = (*self.emptied.values(), self.holding, self.not_searched["tasks_without_texts"])
         return not any((*counts, *lists, *texts))
@@ -601,6 +615,9 @@ class ErasureReport(Report):
     def warnings(self) -> Iterator[str]:
         if self.is_unknown:
             yield f"WARNING: the store has nothing of {self.subject!r}. Check the name, and `tenant` if it was given"
+        if self.running:
+            rollouts = counted(self.running, "rollouts")
+            yield f"WARNING: {rollouts} had not ended: repeat this once no process writes more of them"
         if self.not_searched["free_pages"]:
             yield "WARNING: the database is in use, so its free pages were not removed: repeat this later"
         for version in (row["version"] for row in self.versions if row["is_champion"]):
@@ -654,14 +671,15 @@ class ForgetSubject(InExistingStore):
         answers, unowned = erase_answers(home, requests, erased.texts) if had_data else (0, 0)
         return ErasureReport(
             subject=self.subject, removed=erased.removed, facts_removed=erased.facts, prompts_emptied=erased.prompts,
-            cached_answers_removed=answers, unowned_answers_removed=unowned, quoting_facts=erased.quoting,
+            cached_answers_removed=answers, unowned_answers_removed=unowned,
+            unowned_calls_removed=erased.unowned, running=erased.running, quoting_facts=erased.quoting,
             naming_facts=erased.naming, made_from_them=made.paths, runs_on_them=made.runs, versions=holding,
             emptied={"rows": dict(erased.emptied), "files": files.emptied},
             holding=[*files.holding, *erased.documents],
             not_searched={
                 "short_texts": erased.texts.short, "shared_texts": erased.texts.shared,
                 "tasks_without_texts": erased.unread, "files": files.unread, "free_pages": erased.compacted is False,
-                "models": made.unknown,
+                "models": made.unknown, "other_machines": store.address.file is None,
             },
         )  # fmt: skip
 

@@ -235,6 +235,8 @@ class Erased:
     Args:
         removed: number of rollouts that were deleted: those of the person, and those without a data subject in which a
             tool recalled facts about them.
+        running: number of these that had not ended: a process that runs writes their next calls, or the whole rollout.
+        unowned: number of calls without a rollout that were deleted: an erasure took it while it ran.
         facts: number of remembered facts that were deleted: those of the rollouts, and those about the person.
         quoting: ids of other rollouts that quote a remembered fact about the person.
         naming: ids of remembered facts about others whose text has the person's name; they are not changed.
@@ -250,6 +252,8 @@ class Erased:
     """
 
     removed: int = 0
+    running: int = 0
+    unowned: int = 0
     facts: int = 0
     quoting: list[str] = field(default_factory=list)
     naming: list[int] = field(default_factory=list)
@@ -321,6 +325,9 @@ def erase_subject(
         erased.texts.add([fact.text for fact in facts])
         for some in (sa.and_(*own), *map(r.c.id.in_, _batches(sorted(recalled.own)))):
             _remove(connection, erased, some)
+        t = schema.transitions
+        unowned = sa.delete(t).where(t.c.rollout_id.not_in(sa.select(r.c.id)))  # also those that come meanwhile
+        erased.unowned = int(connection.execute(unowned).rowcount)
         erased.facts += int(connection.execute(sa.delete(f).where(about)).rowcount)
         _blank(connection, erased, texts)
         if erased.texts:
@@ -336,7 +343,7 @@ def erase_subject(
             forgotten = [{"person": person, "at": store.clock.now()} for person in people]
             connection.execute(upsert(store.engine.dialect.name, schema.forgotten), forgotten)
     store.put_splits(rows)
-    if erased.removed or erased.prompts or erased.facts or erased.emptied:
+    if erased.removed or erased.unowned or erased.prompts or erased.facts or erased.emptied:
         erased.compacted = _compacted(store)
     _empty_log(store)
     return erased
@@ -370,6 +377,8 @@ def _remove(connection: sa.Connection, erased: Erased, some: sa.ColumnElement[bo
     calls = sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
     erased.calls += [_call(*row) for row in connection.execute(calls)]
     erased.facts += int(connection.execute(sa.delete(f).where(f.c.rollout_id.in_(ids))).rowcount)
+    running = sa.select(sa.func.count()).where(some, r.c.status == "running")
+    erased.running += int(connection.execute(running).scalar_one())
     for table in (t, schema.labels, schema.conversation_keys):
         connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
     erased.removed += int(connection.execute(sa.delete(r).where(some)).rowcount)
