@@ -79,6 +79,27 @@ def test_a_job_that_was_killed_is_resumed_at_once_where_it_ran(where: str) -> No
         assert second.run_id == first.run_id
 
 
+@pytest.mark.postgres
+def test_a_process_that_is_paused_while_it_writes_does_not_keep_its_job_from_others(
+    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.traces.store.connection._IDLE_MS", 100)
+    with Store(empty_postgres_url) as paused, Store(empty_postgres_url) as other:
+        lease = acquire(paused.engine, "job:x", 0.0)
+        assert lease is not None
+        paused.belong_to(lease)
+
+        def stand_still() -> None:
+            with paused.changing() as connection:
+                assert acquire(other.engine, "job:x", 60.0) is not None
+                connection.execute(sa.select(leases))
+
+        with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction"):
+            stand_still()
+        with pytest.raises(LostLease), paused.changing():
+            pass
+
+
 def test_a_folder_that_two_machines_see_gives_neither_the_lease_of_the_other(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

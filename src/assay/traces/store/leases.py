@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from assay.errors import FailureKind, StoreError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
-from assay.traces.store.connection import passes, short_waits
+from assay.traces.store.connection import end_if_paused, passes, short_waits
 from assay.traces.store.tables import leases
 from assay.traces.store.writer import Owner, Rows
 
@@ -50,6 +50,7 @@ def writing(engine: sa.Engine, what: str) -> Iterator[sa.Connection]:
     """
     try:
         with engine.begin() as connection:
+            end_if_paused(connection)
             yield connection
     except sa.exc.IntegrityError:
         raise
@@ -272,6 +273,7 @@ class Lease:
             begun = elapsed()
             try:
                 with self.engine.begin() as connection:
+                    end_if_paused(connection)
                     self._renew(connection)
                 self._renewed = begun
             except sa.exc.SQLAlchemyError:

@@ -23,7 +23,7 @@ from assay.support.report import count_refused, waiting
 from assay.support.scrubbing import fields, mask_secrets, message, results
 from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
 from assay.traces.store import counts, tables as schema
-from assay.traces.store.connection import is_full, open_engine, passes, short_waits, store_id
+from assay.traces.store.connection import end_if_paused, is_full, open_engine, passes, short_waits, store_id
 from assay.traces.store.leases import TAKEN_OVER, Lease, LostLease, holds, late_rows
 from assay.traces.store.location import store_address
 from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
@@ -351,6 +351,7 @@ class DirectWrites(StoreReads):
             LostLease: another process has taken the job over; nothing is written.
         """
         with self.engine.begin() as connection:
+            end_if_paused(connection)
             if self.lease is not None and not holds(connection, self.lease.owner):
                 self.lease.lost = True
                 raise LostLease(f"{TAKEN_OVER}: nothing more is written")

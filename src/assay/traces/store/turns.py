@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from assay.traces.store.connection import end_if_paused
 from assay.traces.store.leases import elapsed, seconds
 from assay.traces.store.tables import transitions
 
@@ -57,6 +58,7 @@ def lock_names(connection: sa.Connection, names: Collection[str]) -> None:
     if connection.dialect.name == "sqlite":
         connection.execute(sa.update(transitions).where(sa.false()).values(t=0))  # changes no row, and locks the file
         return
+    end_if_paused(connection)
     keys = sorted({zlib.crc32(name.encode()) % _LOCKS for name in names})
     lock = sa.text("SELECT pg_advisory_xact_lock(:of, key) FROM unnest(CAST(:keys AS integer[])) AS key")
     connection.execute(lock, {"of": _LOCK_CLASS, "keys": keys})
