@@ -22,6 +22,7 @@ from assay.optimizers.parameters.results import smoothed_scores
 from assay.optimizers.parameters.search import requeue_all
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
+from assay.traces.store.leases import LostLease
 
 ALL = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
@@ -177,6 +178,24 @@ def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_sea
     assert sum(trial.state in ("complete", "pruned") for trial in outcome.trials) == 4
     assert outcome.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
     assert outcome.default.state == "complete"
+
+
+def test_a_search_that_was_taken_over_while_a_trial_ran_says_so(tmp_path: Path) -> None:
+    url, config, lost = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=4), list[bool]()
+
+    def guard() -> None:
+        if lost:
+            raise LostLease("taken over")
+
+    class TakenOver(Aims):
+        def execute(self, task: Any) -> Any:
+            requeue_all(open_study("s", url, TWO, config), lambda trial: True)  # by the other process
+            lost.append(True)
+            raise BudgetExceeded("taken over: no further call is sent")
+
+    agent = TakenOver()
+    with pytest.raises(LostLease, match="taken over"):
+        search(AgentObjective(agent, agent.right), TASKS, TWO, config, open_study("s", url, TWO, config, guard=guard))
 
 
 def test_task_difficulty_is_not_noise_and_tied_trials_may_differ() -> None:

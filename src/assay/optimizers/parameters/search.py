@@ -388,28 +388,34 @@ def _of_the_storage(error: BaseException | None) -> BaseException | None:
 
 def _optimized(study: optuna.Study, evaluator: "_TrialEvaluator", enough: Callable[..., None]) -> None:
     """Optuna's loop. It continues if another process marked a trial of this one as failed."""
-    ended = list[int]()  # id of a trial after its evaluation: later errors are Optuna's, not the objective's
+    # id of a trial after its evaluation, and what that raised: later errors are Optuna's, not the objective's
+    ended = list[tuple[int, Exception | None]]()
+    caught = (ProgramError, ModelError)
+    of_trial = (*caught, optuna.TrialPruned, optuna.exceptions.UpdateFinishedTrialError)
 
     def watched(trial: Any) -> Any:
         ended.clear()
         try:
             value = evaluator(trial)
-        except (optuna.TrialPruned, optuna.exceptions.UpdateFinishedTrialError):
-            ended.append(trial._trial_id)
+        except Exception as error:
+            ended.append((trial._trial_id, error))
             raise
-        ended.append(trial._trial_id)
+        ended.append((trial._trial_id, None))
         return value
 
     while True:
         try:
-            study.optimize(watched, callbacks=[enough], catch=(ProgramError, ModelError))
+            study.optimize(watched, callbacks=[enough], catch=caught)
             return
         except optuna.exceptions.UpdateFinishedTrialError:
             continue
         except ValueError:
             # Optuna raises it for a trial that is no longer running; ask the storage, the study's list is an old copy
-            if not ended or study._storage.get_trial(ended[0]).state != TrialState.FAIL:
+            if not ended or study._storage.get_trial(ended[0][0]).state != TrialState.FAIL:
                 raise
+            error = ended[0][1]
+            if error is not None and not isinstance(error, of_trial):
+                raise error from None
 
 
 @dataclass(frozen=True)
