@@ -363,6 +363,6 @@ def test_gepa_improves_a_text_by_name(prompts: Path) -> None:
 
 def test_a_file_with_a_name_that_programs_use_is_given_by_its_path(prompts: Path) -> None:
     Path("texts").write_text(OWN)
-    with pytest.raises(ConfigError, match="Give it as ./texts"):
+    with pytest.raises(ConfigError, match=r"Give it as \./texts"):
         assay.compile(agent=rendered, text=["texts"], rubric=RUBRIC, data=TASKS, lm=scripted_lm(careful))
     assert compiled(rendered, text=["./texts"], max_search_calls=40).artifact

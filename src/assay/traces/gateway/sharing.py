@@ -30,7 +30,7 @@ from assay.traces.store.rows import transition_of
 EVERY_S = 0.5  # between two looks for other gateways
 _PREFIX = "gateway:"  # of the names of the leases by which gateways say that they are there
 _PRESENT_S = 10.0  # after which a gateway that says nothing counts as ended
-_MOST_S = 1.0  # that a call waits for a store that does not answer
+_MOST_S = 3.0  # that a call waits for a store that does not answer
 _MOST, _ROWS = 8, 1000  # rollouts and keys of rollouts that are read for a request, those with most of its keys
 _LOG = logging.getLogger("assay.gateway")
 
@@ -110,9 +110,10 @@ class Sharing:
         if not self.met or self._is_away or (call.live is not None and call.live.adopted):
             return
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_MOST_S):
-                    await self._catch_up(call, call.client_request(), upstream)
+            async with asyncio.timeout(_MOST_S):
+                await self._catch_up(call, call.client_request(), upstream)
+        except TimeoutError:
+            _LOG.warning("the store did not answer within %g s: a call may begin a rollout of its own", _MOST_S)
         except Exception as error:  # the call is recorded as one of a gateway alone
             _LOG.error("the calls of other gateways could not be read: %s", error_text(error, call.passed.secrets))
 
@@ -129,9 +130,11 @@ class Sharing:
         go to another gateway. Calls that end together are written together."""
         if self.rollouts.shared and not self._is_away:
             self._ended += 1
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_MOST_S):
                     await self._write(self._ended)
+            except TimeoutError:
+                _LOG.warning("the store took no call within %g s: another gateway may not know it yet", _MOST_S)
 
     async def _write(self, ended: int) -> None:
         async with self._writing:
