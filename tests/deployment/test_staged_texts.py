@@ -2,20 +2,27 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import assay
+from assay.commands.deployed import DeployedTexts
 from assay.deployment import save_artifact
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
-from assay.errors import DeploymentError
+from assay.deployment.registry import Registry, write_flag
+from assay.errors import DeploymentError, StoreError
 from assay.programs.foreign_agent import TextAgent
-from assay.traces import Store
+from assay.traces import Rollout, Store
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 from rigs.command_line import assay_command, while_serving
-from rigs.serving import ChatServer, post
+from rigs.gateway import until
+from rigs.serving import ChatServer, post, served
 
 OWN, NEW = "You answer questions for {customer} briefly.", "Answer {customer} in one short and friendly sentence."
 PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))
@@ -140,3 +147,100 @@ def test_texts_that_no_gateway_replaces_are_not_registered(own_folder: Path) -> 
     path = compiled(own_folder / "copied", delivery="copy")
     done = assay_command("registry", "register", "writer", str(path))
     assert (done.code, "reads itself" in done.stderr) == (2, True)
+
+
+# -- two gateways on one store, between which the agent's calls alternate
+
+
+@pytest.fixture
+def where(database_url: str, own_folder: Path) -> str:
+    path = str(compiled(own_folder / "compiled"))
+    assert assay_command("registry", "register", "writer", path, "--store", database_url).code == 0
+    with Store(database_url) as store:
+        Deployments(store.engine).start("writer@2", PLAN)
+    return database_url
+
+
+@pytest.fixture
+def pair(where: str, chats: ChatServer) -> Iterator[tuple[str, str]]:
+    with ExitStack() as stack:
+        stores = [stack.enter_context(Store(where)) for _ in range(2)]
+        gateways = [
+            Gateway(
+                store, upstream_of("m", base=chats.url), texts={"writer": DeployedTexts(store, "writer", refresh_s=0)}
+            )
+            for store in stores
+        ]  # fmt: skip
+        one, two = [stack.enter_context(served(gateway.app())) for gateway in gateways]
+        until(lambda: all(gateway.rollouts.shared for gateway in gateways))
+        yield one, two
+
+
+def with_one_text(where: str, chats: ChatServer) -> list[Rollout]:
+    """The rollouts. All calls of each were sent, and are recorded, with the text of its version."""
+    with Store(where) as store:
+        rollouts = [store.rollout(row.id) for row in store.rollouts(limit=None)]
+    of_version = {"writer@1": OWN, "writer@2": NEW}
+    recorded = list[str]()
+    for rollout in rollouts:
+        texts = [call.request["body"]["messages"][0]["content"] for call in rollout.transitions]
+        own = "For Ann: " + of_version[str(rollout.version)].replace("{customer}", "Ann")
+        assert {text for text in texts if text != "Another."} == {own}
+        recorded += texts
+    assert sorted(recorded) == sorted(systems(chats))
+    return rollouts
+
+
+def test_an_unnamed_conversation_is_one_rollout_with_one_version_at_two_gateways(
+    where: str, pair: tuple[str, str], chats: ChatServer
+) -> None:
+    for talk in range(8):
+        question, before = f"the start of talk {talk}", list[dict[str, str]]()
+        for turn in range(4):
+            answer = asked(pair[turn % 2], question, before)
+            before += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            question = f"and then, {turn}?"
+    assert [len(rollout.transitions) for rollout in with_one_text(where, chats)] == [4] * 8
+
+
+def test_a_rollout_keeps_the_version_that_another_gateway_gave_it(
+    where: str, pair: tuple[str, str], chats: ChatServer
+) -> None:
+    names = [{"x-assay-rollout": f"talk {number}"} for number in range(8)]
+    for name in names:
+        asked(pair[1], "nothing of the text", system="Another.", **name)
+        asked(pair[0], "the first with the text", **name)
+    with Store(where) as store:
+        Deployments(store.engine).order("writer", "promote")
+    for name in names:
+        asked(pair[1], "after the end of the deployment", **name)
+    rollouts = with_one_text(where, chats)
+    assert [(len(rollout.transitions), rollout.propensity) for rollout in rollouts] == [(3, 0.5)] * 8
+
+
+def test_first_calls_of_a_rollout_at_two_gateways_get_the_texts_of_one_version(
+    where: str, pair: tuple[str, str], chats: ChatServer
+) -> None:
+    def call(number: int) -> None:
+        unit = {"x-assay-unit": f"user {number}", "x-assay-rollout": f"talk {number // 4}"}
+        asked(pair[number % 2], f"question {number}", **unit)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(call, range(32)))
+    assert [len(rollout.transitions) for rollout in with_one_text(where, chats)] == [4] * 8
+
+
+def test_a_rollout_that_got_the_champions_texts_keeps_them_at_another_gateway(
+    where: str, pair: tuple[str, str], chats: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreError("the store is away")
+
+    with Store(where) as store:
+        write_flag(store.engine, "writer", "percentage", 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "folder_of", away)
+        asked(pair[0], "the first", **{"x-assay-rollout": "a talk"})
+    asked(pair[1], "the second", **{"x-assay-rollout": "a talk"})
+    (rollout,) = with_one_text(where, chats)
+    assert (rollout.version, rollout.deployment, len(rollout.transitions)) == ("writer@1", None, 2)

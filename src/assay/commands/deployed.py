@@ -334,15 +334,20 @@ class DeployedTexts:
         self.fallbacks = self._fallbacks.counts
         self.counts = Counter[tuple[str, str, str]]()
         self._loaded: dict[str, TextAgent] = {}
-        self._champion = self._load(self.router.champion)
+        champion = self.router.champion
+        self._champion = champion, self._load(champion)
 
     def are_in(self, body: Mapping[str, Any]) -> bool:
-        swap = self._champion.swap()
+        swap = self._champion[1].swap()
         swap.body(body)
         return bool(swap.seen)
 
-    def of_champion(self) -> TextSwap:
-        return self._champion.swap()
+    def of_champion(self) -> tuple[TextSwap, dict[str, Any]]:
+        version, loaded = self._champion
+        return loaded.swap(), {"phase": "deployed", "version": version.name}
+
+    def count(self, fields: Mapping[str, Any]) -> None:
+        self.counts[fields["version"], fields.get("arm") or "", "begun"] += 1
 
     def assigned(self, rollout: Rollout, unit: str) -> tuple[TextSwap, dict[str, Any]]:
         begun = rollout.version or ""  # by another gateway
@@ -357,8 +362,7 @@ class DeployedTexts:
             assignment = Assignment(version=self.router.champion, unit=assignment.unit)
             loaded = self._load(assignment.version)
         if assignment.fallback is None:
-            self._champion = loaded
-        self.counts[assignment.version.name, assignment.arm or "", "begun"] += 1
+            self._champion = assignment.version, loaded
         return loaded.swap(), {"phase": "deployed", **assignment.fields()}
 
     def wait(self, timeout_s: float) -> bool:

@@ -26,6 +26,7 @@ class Trail:
 
     at: bytes = b""  # digest of the last answered call's messages and answer
     request: bytes = b""  # digest of that call's messages
+    length: int = 0  # number of that call's messages
     task: str = ""  # `ClientRequest.task` of that call
     insists: bool = False
     failed: bytes = b""  # digest of the last call's messages if it failed with an error that clients retry
@@ -103,7 +104,7 @@ class Conversations(Generic[R]):
         trail = live.trail
         message = answer.message
         trail.last_answer, trail.failed, trail.part = _shortened(message), b"", {}
-        trail.request = request.chain[-1] if request.chain else b""
+        trail.request, trail.length = request.chain[-1] if request.chain else b"", len(request.chain)
         trail.at = extended_digest(trail.request, message)
         trail.task, trail.insists = request.task, request.insists
         self._add_to_index(live, "answer", trail.at)
@@ -159,10 +160,16 @@ class Conversations(Generic[R]):
         live.trail.shared |= new
         return [stored_key(kind, key) for kind, key in new]
 
-    def add(self, live: R, kind: str, key: Any) -> None:
-        """Adds a key under which the store has a rollout."""
+    def add(self, live: R, kind: str, key: Any, request: ClientRequest) -> None:
+        """Adds a key of a request under which the store has a rollout."""
         self._add_to_index(live, kind, key)
         live.trail.shared.add((kind, key))
+        # The store has the calls with the texts of the rollout's version, the key is of the agent's own: of the last
+        # call if it covers as many messages.
+        if kind == "answer" and request.chain.index(key) == live.trail.length:
+            live.trail.at = key
+        if kind == "request" and request.chain.index(key) == live.trail.length - 1:
+            live.trail.request = key
         if kind == "failed":
             live.trail.failed = key
 

@@ -31,9 +31,9 @@ from assay.traces.gateway.relay import BackgroundCalls, Relay, inner_path, named
 from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
 from assay.traces.gateway.requests import json_body, parsed_or_none, sent_secrets
 from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StoreAccess
-from assay.traces.gateway.sessions import LiveRollouts
+from assay.traces.gateway.sessions import Live, LiveRollouts
 from assay.traces.gateway.sharing import EVERY_S, Sharing
-from assay.traces.gateway.texts import StagedTexts
+from assay.traces.gateway.texts import StagedTexts, TextSwap
 from assay.traces.gateway.upstreams import (
     EmbeddedUpstream,
     HttpUpstream,
@@ -340,20 +340,36 @@ class Gateway:
         if live.texts is None and (texts := next((one for one in self._texts.values() if one.are_in(body)), None)):
             user = body.get("user") or live.rollout.data_subject
             unit = request.headers.get("x-assay-unit") or (user if isinstance(user, str) else "") or live.rollout.id
-            try:
-                swap, fields = await self._store_access.call(texts.assigned, live.rollout, unit, waits=False)
-            except Exception as error:  # such as of a store that is away: the rollout is no part of a comparison
-                _LOG.warning("a rollout gets the champion's texts: %s", error_text(error))
-                swap, fields = texts.of_champion(), {}
-            if live.texts is None:  # another call of the rollout may have been first
-                live.texts = swap
-                for name, value in fields.items():
-                    setattr(live.rollout, name, value)
-                self.rollouts.put_beginning(live, *fields)
+            await self._assign(live, texts, unit)
         if live.texts is None:
             return None
         new = live.texts.body(body)
         return None if all(new[name] is value for name, value in body.items()) else new
+
+    async def _assign(self, live: Live, texts: StagedTexts, unit: str) -> None:
+        """Gives a rollout the texts of one version for its life: of the first that a gateway stored."""
+        swap, fields = await self._texts_of(live, texts, unit)
+        kept = await self._sharing.claim(live, fields) if fields else fields
+        for name, value in kept.items():
+            setattr(live.rollout, name, value)
+        is_own = kept.get("version") == fields.get("version")
+        if not is_own:
+            swap, _ = await self._texts_of(live, texts, unit)
+        if live.texts is None:  # another call of the rollout may have been first
+            live.texts = swap
+            if fields and is_own:
+                texts.count(fields)
+
+    async def _texts_of(self, live: Live, texts: StagedTexts, unit: str) -> tuple[TextSwap, Mapping[str, Any]]:
+        try:
+            assigned: tuple[TextSwap, Mapping[str, Any]] = await self._store_access.call(
+                texts.assigned, live.rollout, unit, waits=False
+            )
+            return assigned
+        except Exception as error:  # such as of a store that is away: the rollout is no part of a comparison
+            _LOG.warning("a rollout gets the champion's texts: %s", error_text(error))
+            swap, fields = texts.of_champion()
+            return swap, {} if live.rollout.version else fields
 
     async def _serve_model(self, request: web.Request) -> web.Response:
         body = json_body(await self.connections.body(request))

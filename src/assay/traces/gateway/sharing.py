@@ -120,10 +120,24 @@ class Sharing:
     async def _catch_up(self, call: Call, request: ClientRequest, upstream: Any) -> None:
         live = call.live or self.rollouts.conversations.find(request)
         if live is None:
-            await self._find(Conversations.keys_of(request), upstream)
+            await self._find(request, upstream)
             live = self.rollouts.conversations.find(request)
         if live is not None and not _knows_calls(live, request):
             await self._read_calls(live)
+
+    async def claim(self, live: Live, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Stores the fields of the version that a rollout is assigned, unless it has one.
+
+        Returns:
+            The fields that the store has: those of another gateway if that was first.
+        """
+        self.rollouts.put(live, only="unassigned", **fields)
+        if self.rollouts.shared and not self._is_away:
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_MOST_S):
+                    kept = await self._access.call(_version_of, self.store, live.rollout.id, list(fields))
+                    return kept or fields
+        return fields
 
     async def written(self) -> None:
         """Waits until the rows of a call are in the store, before its answer is complete: the client's next call may
@@ -144,9 +158,9 @@ class Sharing:
                     await self._access.call(self.store.written, _MOST_S)
                 self._written = written
 
-    async def _find(self, keys: Mapping[str, tuple[str, Any]], upstream: Any) -> None:
-        """Opens the rollouts here that the store has under these keys."""
-        found: dict[str, list[str]] = {}
+    async def _find(self, request: ClientRequest, upstream: Any) -> None:
+        """Opens the rollouts here that the store has under the keys of a request."""
+        keys, found = Conversations.keys_of(request), dict[str, list[str]]()
         for key, rollout_id in await self._access.call(_rollouts_by_key, self.store, list(keys), waits=False):
             found.setdefault(rollout_id, []).append(key)
         for rollout_id in sorted(found, key=lambda name: -len(found[name]))[:_MOST]:
@@ -160,7 +174,7 @@ class Sharing:
                 await self._read_calls(live)
             if live is not None:
                 for key in found[rollout_id]:
-                    self.rollouts.conversations.add(live, *keys[key])
+                    self.rollouts.conversations.add(live, *keys[key], request)
 
     async def _read_calls(self, live: Live) -> None:
         calls = await self._access.call(_calls_of, self.store, live.rollout.id, list(live.calls), waits=False)
@@ -187,6 +201,16 @@ def _calls_of(store: Store, rollout_id: str, but: Iterable[str | int]) -> list[T
         ids = [call for (call,) in connection.execute(sa.select(calls.c.id).where(own, calls.c.id.is_not(None)))]
         unknown = sa.select(calls).where(own, calls.c.id.in_(set(ids) - known)).order_by(calls.c.t)
         return [transition_of(row) for row in connection.execute(unknown).mappings()]
+
+
+def _version_of(store: Store, rollout_id: str, names: Collection[str]) -> dict[str, Any]:
+    """These fields of a rollout once all that was put is written; none if it has no version."""
+    store.written(_MOST_S)
+    r = schema.rollouts.c
+    query = sa.select(*(r[name] for name in names)).where(r.id == rollout_id, r.version.is_not(None))
+    with store.engine.connect() as connection:
+        row = connection.execute(query).mappings().one_or_none()
+    return {} if row is None else dict(row)
 
 
 def _ended_among(store: Store, ids: Collection[str]) -> list[str]:

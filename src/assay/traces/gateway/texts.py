@@ -102,10 +102,14 @@ class StagedTexts(Protocol):
         """Whether a request has one of the agent's own texts."""
 
     def assigned(self, rollout: Rollout, unit: str) -> tuple[TextSwap, Mapping[str, Any]]:
-        """The texts of a rollout, and the fields of the rollout that say of which version they are."""
+        """The texts of a rollout, and the fields of the rollout that say of which version they are: of the one that it
+        has, else of the one that its unit is assigned."""
 
-    def of_champion(self) -> TextSwap:
-        """The texts of the champion, without asking the store."""
+    def of_champion(self) -> tuple[TextSwap, Mapping[str, Any]]:
+        """As `assigned`, of the champion and outside a comparison, without asking the store."""
+
+    def count(self, fields: Mapping[str, Any]) -> None:
+        """Counts a rollout that has begun with these fields."""
 
 
 class _Matcher:

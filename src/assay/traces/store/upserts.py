@@ -115,13 +115,16 @@ def _change_rollout(connection: sa.Connection, name: str, values: dict[str, Any]
 
     Args:
         only: `begun`: what a call tells of its beginning, unless another gateway has begun it with an earlier call.
-            `idle`: its end, unless it has ended, or another gateway has had a later call. "": in any case.
+            `idle`: its end, unless it has ended, or another gateway has had a later call. `unassigned`: its version,
+            unless it has one. "": in any case.
         at: the time that `only` compares: of the first call of the gateway, or of its last one.
     """
     r, steps = schema.rollouts.c, schema.transitions.c
     where = [r.id == name]
     if only == "begun":
         where.append(sa.or_(r.started_at >= at, r.inputs_json == "{}"))
+    if only == "unassigned":
+        where.append(r.version.is_(None))
     if only == "idle":
         last = sa.select(steps.started_at).where(steps.rollout_id == name).order_by(steps.t.desc()).limit(1)
         where += [r.status == "running", sa.func.coalesce(last.scalar_subquery(), at) <= at]
