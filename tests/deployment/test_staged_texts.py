@@ -1,5 +1,6 @@
 """Compiled texts of an agent in production: it runs unchanged, and each rollout gets the texts of its version."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from assay.errors import DeploymentError, StoreError
 from assay.programs.foreign_agent import TextAgent
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.sharing import Sharing
 from assay.traces.gateway.upstreams import upstream_of
 from rigs.command_line import assay_command, while_serving
 from rigs.gateway import until
@@ -244,3 +246,26 @@ def test_a_rollout_that_got_the_champions_texts_keeps_them_at_another_gateway(
     asked(pair[1], "the second", **{"x-assay-rollout": "a talk"})
     (rollout,) = with_one_text(where, chats)
     assert (rollout.version, rollout.deployment, len(rollout.transitions)) == ("writer@1", None, 2)
+
+
+def test_a_call_is_recorded_as_sent_where_another_gateway_ends_its_rollout_meanwhile(
+    where: str, pair: tuple[str, str], chats: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(where) as store:
+        write_flag(store.engine, "writer", "percentage", 100)
+    name = {"x-assay-rollout": "a talk"}
+    asked(pair[0], "the first", **name)
+    catch_up, calls = Sharing.catch_up, list[Any]()
+
+    async def ended_meanwhile(self: Sharing, call: Any, upstream: Any) -> None:
+        calls.append(call)
+        if len(calls) == 1:
+            await asyncio.to_thread(asked, pair[1], "the last", **name, **{"x-assay-end": "1"})
+            while call.rollout_id in self.rollouts.open:
+                await asyncio.sleep(0.02)
+        await catch_up(self, call, upstream)
+
+    monkeypatch.setattr(Sharing, "catch_up", ended_meanwhile)
+    asked(pair[0], "one more", **name)
+    (rollout,) = with_one_text(where, chats)
+    assert (rollout.version, len(rollout.transitions)) == ("writer@2", 3)

@@ -188,6 +188,7 @@ class Call:
         if self._named is not None:
             if self._reopens and live.rollout.id not in self._rollouts.open:  # ended a moment ago
                 live = self._rollouts.named(self._named, upstream, live.rollout)
+                live.texts = self.live.texts  # with which it was sent
             self._describe(live, client_request)
         return live
 
