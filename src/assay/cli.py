@@ -237,10 +237,11 @@ class _Run:
                 parsed = {name: _value_of(self.options[name], value) for name, value in given.items()}
                 output = self.output(**{name: parsed.pop(name) for name in options_of(self.output) if name in parsed})
                 as_json = getattr(output, "json", False)
+                stdout = stack.enter_context(stdout_apart()) if as_json else None
                 if as_json:
-                    context.meta["stdout"] = stack.enter_context(stdout_apart())
                     stack.enter_context(redirect_stdout(sys.stderr))
-                output.begin(context.meta.get("stdout"))
+                output.begin(stdout)  # processes that run in its place print their own report, or the reason
+                context.meta["stdout"] = stdout
                 stack.enter_context(trusting(bool(parsed.get("trust"))))
                 if self.broken is not None:
                     raise self.broken

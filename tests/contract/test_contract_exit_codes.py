@@ -1,5 +1,7 @@
 """Exit codes: 0 for done, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
 
+import subprocess
+
 import pytest
 from contract_project import Project
 
@@ -85,6 +87,19 @@ def test_a_coverage_below_the_required_one_ends_with_1_after_the_report(project:
     done = project.run("evaluate", "sums.py:successor", "--rubric", "absent.yaml", "--no-preflight", "--json")
     assert (done.code, done.report["result"]["score"]) == (1, None)
     assert project.run("evaluate", "sums.py:successor", "--rubric", "absent.yaml").code == 2  # by the preflight
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_processes_that_train_together_print_the_only_json(
+    project: Project, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def launched(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, code)
+
+    monkeypatch.setattr("assay.commands.train.subprocess.run", launched)
+    project.write("two.yaml", "num_processes: 2\n")
+    done = project.run("train", "rloo", "sums.py:Sums", "--name", "both", "--accelerate-config", "two.yaml", "--json")
+    assert (done.code, done.stdout) == (code, "")
 
 
 def test_a_failure_ends_with_1_and_the_reason_as_json(project: Project) -> None:
