@@ -264,3 +264,25 @@ def test_a_step_does_not_end_on_rollouts_that_have_no_value_yet(
         later = advance(deployments, deployment.id, now + 101)
     assert (first.action, later.action) == ("continue", "next")
     assert "80 of 20 rollouts at 50 %, 0 of them older than every horizon" in first.reason
+
+
+def test_a_step_does_not_end_before_anything_was_scored(own_folder: Path) -> None:
+    with Store("a.db") as store:
+        deployments = two_versions(store, own_folder)
+        deployment = deployments.start("support@2", TWO_STEPS)
+        router, now, decisions = Router(store.engine, "support"), time.time(), []
+        rows = [
+            Rollout(
+                phase="deployed", task_id=f"t{at}", inputs={"q": "?"}, status="done", ended_at=now,
+                **router.assign(f"u{at}").fields(),
+            )
+            for at in range(80)
+        ]  # fmt: skip
+        for score in (None, 0.7):
+            for row in rows:
+                row.score = score
+                store.put_rollout(row)
+            store.flush()
+            decisions.append(advance(deployments, deployment.id, now + 1))
+    assert [decision.action for decision in decisions] == ["continue", "next"]
+    assert "none of them has a value of score, so harm could not show; score them" in decisions[0].reason

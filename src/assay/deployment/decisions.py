@@ -253,6 +253,14 @@ def _end_of_step(plan: Plan, step: Step, state: State, made: _Maker, now: float,
     if not held:
         young = f", {old} of them older than every horizon" if old < done else ""
         return made("continue", "step", f"{done} of {step.requests} rollouts at {step.label}{young}, no harm shown")
+    unknown = [
+        metric.name
+        for metric, reading in zip(plan.metrics, made.readings, strict=True)
+        if metric.success_gain is not None and not any(reading.counts.values())
+    ]
+    if unknown:
+        without = f"none of them has a value of {', '.join(unknown)}, so harm could not show"
+        return made("continue", "step", f"{done} rollouts at {step.label}, {without}; {SCORED_BY}")
     if state.step + 1 == len(plan.steps):
         return made("promote", "step", f"held for {done} rollouts at {step.label} without harm")
     return made("next", "step", f"{done} rollouts at {step.label}, no harm shown")
