@@ -365,7 +365,7 @@ def _registered(settings: Serve, store: "Store") -> "_Registered":
         elif unused := settings.changed("agent_rubric", "agent_timeout_s", "replace_lms"):
             raise ConfigError(
                 f"is for agents that the gateway runs, and {name} runs elsewhere: its rollouts are scored by POST "
-                f"/reward, or by assay deploy advance {name} --rubric R", field=unused[0],
+                f"/assay/rollouts/ID/reward, or by assay deploy advance {name} --rubric R", field=unused[0],
             )  # fmt: skip
         else:
             agents[name] = DeployedTexts(store, name)
