@@ -345,10 +345,14 @@ def test_an_answer_without_any_expected_field_causes_a_warning_where_the_rubric_
     own = "name: r\ncriteria:\n- {name: short, check: 'own.py:short'}\n"
     Path("own.yaml").write_text(own)
     Path("both.yaml").write_text(own + "- {name: right, check: exact}\n")
+    named = "def right(task, prediction):\n    return task.expected['label'] == prediction['answer']\n"
+    Path("named.py").write_text(named)
+    Path("named.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'named.py:right'}\n")
     for rubric, data, warning in (
         ("r.yaml", asked(label="bug"), "the tasks expect ['label'], and the program answers ['answer']"),
         ("r.yaml", asked(answer="sales"), ""),
         ("own.yaml", asked(reference="bug"), ""),
+        ("named.yaml", asked(label="other"), ""),  # 0, but not for want of a name
         ("both.yaml", asked(reference="bug"), "gives 0 (right). Rename a column"),
     ):
         said = Said()

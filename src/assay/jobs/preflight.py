@@ -509,7 +509,7 @@ class Verdicts:
         if any(not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.answered):
             return []
         zeros = {v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0}
-        failed = sorted(c.name for c in self.rubric.finals if c.name in zeros and self._reads_expected(c))
+        failed = sorted(c.name for c in self.rubric.finals if c.name in zeros and self._reads_by_name(c))
         if not failed:
             return []
         task, fields, _ = self.answered[0]
@@ -520,13 +520,14 @@ class Verdicts:
             f"{{field: NAME}})"
         ]
 
-    def _reads_expected(self, criterion: Criterion) -> bool:
-        """Whether the grade of a check that gave 0 depends on the expected outputs. Judges read no fields by name."""
+    def _reads_by_name(self, criterion: Criterion) -> bool:
+        """Whether a check that gave 0 reads the answer by the names of the expected outputs: it accepts one that has
+        them. Judges read no fields by name.
+        """
+        if criterion.check is None:
+            return False
         task, fields, rollout = self.answered[0]
-        return (
-            criterion.check is not None
-            and grade(criterion, criterion.check, replace(task, expected={}), dict(fields), rollout).grade != 0
-        )
+        return bool(grade(criterion, criterion.check, task, {**fields, **task.expected}, rollout).grade)
 
     def _fields(self) -> str:
         """The fields that a check can read."""
