@@ -14,6 +14,7 @@ from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
 from assay.traces import Store
 from rigs.gateway import opened_stage
+from rigs.projects import Said
 
 TASKS = [
     {"question": f"What is {n} + 1?", "answer": str(n + 1), "split": ("train", "val", "gate", "test")[n % 4]}
@@ -78,6 +79,18 @@ def test_an_agent_is_not_shown_what_the_rubric_compares_its_answer_with(own_fold
     report = assay.evaluate(agent=agent, rubric="r.yaml", data=rows, lm=scripted_lm(lambda request: "5"), split="all")
     assert report.result["score"] == 1.0
     assert {tuple(inputs) for inputs in shown} == {("question",)}
+
+
+@pytest.mark.parametrize(("column", "noted"), [("queue", True), ("label", False)])
+def test_a_run_says_where_no_column_of_an_agents_tasks_is_an_expected_output(
+    own_folder: Path, column: str, noted: bool
+) -> None:
+    rows = [{"question": f"What is {n} + 1?", column: "5"} for n in range(4)]
+    rubric, said = Rubric("any", [Criterion(name="any", check=lambda task, prediction: 1.0)]), Said()
+    Path("a.md").write_text("Write the sum.")
+    lm = scripted_lm(lambda request: "5")
+    assay.evaluate(agent=of_file("a.md"), rubric=rubric, data=rows, lm=lm, split="all", progress=said)
+    assert any("every column is an input; an expected output is named answer, " in line for line in said.lines) is noted
 
 
 def test_a_cap_holds_for_an_agent(own_folder: Path) -> None:

@@ -91,6 +91,9 @@ def column_lines(columns: Columns, fields: Fields | None, compared: Collection[s
     other = [name for name in columns.expected if outputs and name not in outputs]
     expected = [name for name in columns.expected if name not in other]
     lines = [f"columns: inputs {_listed(columns.inputs, fields)}; expected {', '.join(expected) or 'none'}"]
+    if fields is None and len(columns.inputs) > 1 and not columns.expected:
+        usual = ", ".join(sorted(USUAL_OUTPUTS))
+        lines.append(f"note: every column is an input; an expected output is named {usual}, or by a criterion")
     if absent := [name for name in optional if name not in columns.inputs]:
         lines.append(f"note: no column has the optional input {', '.join(absent)}")
     if other:
