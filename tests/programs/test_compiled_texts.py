@@ -275,6 +275,9 @@ def test_a_command_reads_new_texts_in_a_copy_of_its_folder(prompts: Path) -> Non
     before = prompts.read_bytes()
     with pytest.raises(ConfigError, match="is in no request of the agent's first 8 tasks"):
         compiled(f"{sys.executable} agent.py", **SOME)
+    Path("tools.json").write_text('{"description": "Adds."}')
+    with pytest.raises(ConfigError, match="A value of a JSON or YAML file is named FILE#/json/pointer"):
+        compiled(f"{sys.executable} agent.py", ["tools.json"], **SOME)
     Path("agent.py").write_text(CLIENT + reading + "ask(text, task)")
     report = compiled(f"{sys.executable} agent.py", delivery="copy", **SOME)
     assert report.replaces

@@ -146,9 +146,11 @@ def find_texts(recorded: RecordedProgram, tasks: Sequence[Task], session: Sessio
     program.host.marker = ""
     if missing := [name for name in names if not learned[name]]:
         names_missing, others = ", ".join(map(repr, missing)), {"gateway", "copy", "task"} - {program.delivery}
+        whole = any(Path(name).suffix.lower() in (".json", ".yaml", ".yml") for name in missing)
+        value = ". A value of a JSON or YAML file is named FILE#/json/pointer" if whole else ""
         raise ConfigError(
             f"{names_missing} is in no request of the agent's first {counted(len(tasks), 'tasks')}. "
-            f"{_WHY[program.delivery]}, or take another `delivery` ({' or '.join(sorted(others))})",
+            f"{_WHY[program.delivery]}, or take another `delivery` ({' or '.join(sorted(others))}){value}",
             field="text",
         )
     program.roles = {name: sorted(learned[name]) for name in names}
