@@ -193,6 +193,8 @@ def check(outcome: Outcome, clients: list[Client], rollouts: dict[str, Rollout],
             continue
         answered = [text for _, _, _, text in sorted(client.calls, key=lambda call: call[1]) if text]
         texts = [call.output for call in rollout.transitions if call.error is None]
+        if killed:  # a call that was stored and not delivered is sent again by its client
+            texts = [text for at, text in enumerate(texts) if at == 0 or text != texts[at - 1]]
         expected = [text for text in answered if not killed or text in texts]
         if texts != expected if not client.parallel else sorted(texts) != sorted(expected):
             say(f"{client.name}: turns {texts} instead of {expected}")

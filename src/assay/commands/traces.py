@@ -524,7 +524,7 @@ class ErasureReport(Report):
         cached_answers_removed: answers to these, and those that repeat a text of the person.
         unowned_answers_removed: cached answers without a recorded request; all of these are removed, because their
             owner is unknown.
-        unowned_calls_removed: calls without a rollout, which an earlier erasure removed while it ran.
+        unowned_calls_removed: calls of rollouts that an earlier erasure removed while they ran.
         running: number of the rollouts that had not ended: processes that run may write more of them. Repeat the
             erasure once they have ended.
         quoting_facts: ids of other rollouts that quote such a fact.

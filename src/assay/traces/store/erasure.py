@@ -22,6 +22,7 @@ from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store, tables as schema
 from assay.traces.store.connection import short_waits
+from assay.traces.store.leases import seconds
 from assay.traces.store.sealing import SplitFinder, input_forms
 from assay.traces.store.upserts import upsert
 
@@ -236,7 +237,7 @@ class Erased:
         removed: number of rollouts that were deleted: those of the person, and those without a data subject in which a
             tool recalled facts about them.
         running: number of these that had not ended: a process that runs writes their next calls, or the whole rollout.
-        unowned: number of calls without a rollout that were deleted: an erasure took it while it ran.
+        unowned: number of calls that were deleted of rollouts that an earlier erasure took while they ran.
         facts: number of remembered facts that were deleted: those of the rollouts, and those about the person.
         quoting: ids of other rollouts that quote a remembered fact about the person.
         naming: ids of remembered facts about others whose text has the person's name; they are not changed.
@@ -325,9 +326,7 @@ def erase_subject(
         erased.texts.add([fact.text for fact in facts])
         for some in (sa.and_(*own), *map(r.c.id.in_, _batches(sorted(recalled.own)))):
             _remove(connection, erased, some)
-        t = schema.transitions
-        unowned = sa.delete(t).where(t.c.rollout_id.not_in(sa.select(r.c.id)))  # also those that come meanwhile
-        erased.unowned = int(connection.execute(unowned).rowcount)
+        _remove_late(connection, erased)
         erased.facts += int(connection.execute(sa.delete(f).where(about)).rowcount)
         _blank(connection, erased, texts)
         if erased.texts:
@@ -377,11 +376,23 @@ def _remove(connection: sa.Connection, erased: Erased, some: sa.ColumnElement[bo
     calls = sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
     erased.calls += [_call(*row) for row in connection.execute(calls)]
     erased.facts += int(connection.execute(sa.delete(f).where(f.c.rollout_id.in_(ids))).rowcount)
-    running = sa.select(sa.func.count()).where(some, r.c.status == "running")
-    erased.running += int(connection.execute(running).scalar_one())
+    running = connection.execute(sa.select(r.c.id).where(some, r.c.status == "running")).scalars().all()
+    erased.running += len(running)
+    if running:
+        at = seconds(connection)
+        rows = [{"id": name, "at": at} for name in running]
+        connection.execute(upsert(connection.dialect.name, schema.erased_rollouts), rows)
     for table in (t, schema.labels, schema.conversation_keys):
         connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
     erased.removed += int(connection.execute(sa.delete(r).where(some)).rowcount)
+
+
+def _remove_late(connection: sa.Connection, erased: Erased) -> None:
+    """Deletes calls that were written after an erasure had taken their rollout. Other calls without a rollout stay:
+    those of a job that another machine has taken over."""
+    t, ids = schema.transitions, sorted(connection.execute(sa.select(schema.erased_rollouts.c.id)).scalars())
+    for batch in _batches(ids):
+        erased.unowned += int(connection.execute(sa.delete(t).where(t.c.rollout_id.in_(batch))).rowcount)
 
 
 def _inputs_of(connection: sa.Connection, tasks: set[str]) -> Iterator[tuple[str, Any]]:

@@ -181,6 +181,11 @@ forgotten = Table(
     "forgotten", metadata, Column("person", String(16), primary_key=True), Column("at", Float, nullable=False)
 )
 
+# Rollouts that were erased while they ran: a process may write more calls of them, which the next erasure removes.
+erased_rollouts = Table(
+    "erased_rollouts", metadata, Column("id", String(64), primary_key=True), Column("at", Float, nullable=False)
+)
+
 # Paths of artifacts and exports made from people's data, with the hashes of those people's names.
 made_from = Table(
     "made_from",
