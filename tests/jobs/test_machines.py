@@ -83,7 +83,7 @@ def test_a_job_that_was_killed_is_resumed_at_once_where_it_ran(where: str) -> No
 def test_a_process_that_is_paused_while_it_writes_does_not_keep_its_job_from_others(
     empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.traces.store.connection._IDLE_MS", 100)
+    monkeypatch.setattr("assay.traces.store.connection.IDLE_MS", 100)
     with Store(empty_postgres_url) as paused, Store(empty_postgres_url) as other:
         lease = acquire(paused.engine, "job:x", 0.0)
         assert lease is not None

@@ -110,7 +110,7 @@ def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
 _TIMEOUTS = {"connect_timeout": 10, "tcp_user_timeout": 15_000}  # of libpq: seconds; milliseconds without an answer
 LOCK_TIMEOUT_MS = 300  # that the writer waits for another process's lock; it retries by itself
 _LOCKED_OTHERS_MS = 30_000  # that every other statement waits
-_IDLE_MS = 15_000  # without a statement, after which PostgreSQL ends a transaction that others may wait for
+IDLE_MS = 15_000  # without a statement, after which PostgreSQL ends a transaction that others may wait for
 # Transient result codes of SQLite: SQLITE_PERM, SQLITE_BUSY, SQLITE_LOCKED, SQLITE_READONLY, SQLITE_IOERR,
 # SQLITE_CANTOPEN, SQLITE_PROTOCOL.
 _PASSING_SQLITE = frozenset((3, 5, 6, 8, 10, 14, 15))
@@ -174,7 +174,7 @@ def end_if_paused(connection: sa.Connection) -> None:
     """Lets PostgreSQL end this transaction if its process stands still in it, because it was paused or its machine is
     gone. Otherwise its locks would keep other machines from taking its job over."""
     if connection.dialect.name != "sqlite":
-        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}")
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS}")
 
 
 @contextmanager
