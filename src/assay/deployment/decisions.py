@@ -258,7 +258,7 @@ def _end_of_step(plan: Plan, step: Step, state: State, made: _Maker, now: float,
         for metric, reading in zip(plan.metrics, made.readings, strict=True)
         if metric.success_gain is not None and not any(reading.counts.values())
     ]
-    if unknown:
+    if unknown and done:
         without = f"none of them has a value of {', '.join(unknown)}, so harm could not show"
         return made("continue", "step", f"{done} rollouts at {step.label}, {without}; {SCORED_BY}")
     if state.step + 1 == len(plan.steps):
