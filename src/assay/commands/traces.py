@@ -573,7 +573,7 @@ class ErasureReport(Report):
             yield f"{answers} without a recorded request removed: whose they are is unknown"
         if self.unowned_calls_removed:
             calls = counted(self.unowned_calls_removed, "LM calls")
-            yield f"{calls} without a rollout removed: whose they are is unknown"
+            yield f"{calls} removed that were recorded after an earlier erasure of their rollout"
         yield from (f"quotes a remembered fact about them: rollout {rollout}" for rollout in self.quoting_facts)
         yield from (f"has their name, and is kept: fact {fact} about another person" for fact in self.naming_facts)
         yield from (f"made from them before: {path}" for path in self.made_from_them)

@@ -24,8 +24,8 @@ _KEPT = 8
 
 
 class FolderCopies:
-    """Copies of a folder, one for each set of texts. Of those that no run uses the latest `_KEPT` stay; all are removed
-    with this object.
+    """Copies of a folder, one for each set of texts. Of those that no run uses the eight that were used last stay; all
+    are removed with this object.
 
     Args:
         root: the folder; by default the working directory.

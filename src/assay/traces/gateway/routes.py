@@ -31,7 +31,7 @@ from assay.traces.gateway.sessions import (
     rollout_id_of,
     text_or_none,
 )
-from assay.traces.gateway.texts import StagedTexts
+from assay.traces.gateway.texts import TextSwap
 from assay.traces.otlp.exporter import DURATION, Point, points_of
 from assay.traces.records import Rollout, new_id
 
@@ -244,8 +244,8 @@ _MOST_ROLLOUTS = 256  # at once. They have threads of their own: one version tha
 _FIELDS = ("unit", "task_type", "tenant", "data_subject", "consent", "expected")
 
 
-class AgentRunner(Protocol):
-    """A deployed agent. Called in threads, several at a time.
+class Registered(Protocol):
+    """What is counted of an agent of the registry.
 
     Attributes:
         counts: number of rollouts by version, arm ("" without one) and status.
@@ -262,6 +262,10 @@ class AgentRunner(Protocol):
     @property
     def fallbacks(self) -> Mapping[str, int]: ...
 
+
+class AgentRunner(Registered, Protocol):
+    """A deployed agent. Called in threads, several at a time."""
+
     def __call__(self, inputs: Mapping[str, Any], **fields: Any) -> Any:
         """Runs one rollout.
 
@@ -271,6 +275,23 @@ class AgentRunner(Protocol):
             A prediction with `items()`, `rollout` (id) and `version`.
         """
         ...
+
+
+class StagedTexts(Registered, Protocol):
+    """The texts of a registered agent. Called in threads, except `are_in`."""
+
+    def are_in(self, body: Mapping[str, Any]) -> bool:
+        """Whether a request has one of the agent's own texts."""
+
+    def assigned(self, rollout: Rollout, unit: str) -> tuple[TextSwap, Mapping[str, Any]]:
+        """The texts of a rollout, and the fields of the rollout that say of which version they are: of the one that it
+        has, else of the one that its unit is assigned."""
+
+    def of_champion(self) -> tuple[TextSwap, Mapping[str, Any]]:
+        """As `assigned`, of the champion and outside a comparison, without asking the store."""
+
+    def count(self, fields: Mapping[str, Any]) -> None:
+        """Counts a rollout that has begun with these fields."""
 
 
 class AgentRoutes:

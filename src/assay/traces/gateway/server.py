@@ -30,10 +30,10 @@ from assay.traces.gateway.proxy import LoopCounts, LoopWatch, limit_of, pass_on
 from assay.traces.gateway.relay import BackgroundCalls, Relay, inner_path, named_path, without_ids
 from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
 from assay.traces.gateway.requests import json_body, parsed_or_none, sent_secrets
-from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StoreAccess
+from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StagedTexts, StoreAccess
 from assay.traces.gateway.sessions import Live, LiveRollouts
 from assay.traces.gateway.sharing import EVERY_S, Sharing
-from assay.traces.gateway.texts import StagedTexts, TextSwap
+from assay.traces.gateway.texts import TextSwap
 from assay.traces.gateway.upstreams import (
     EmbeddedUpstream,
     HttpUpstream,

@@ -8,11 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from assay.errors import ConfigError
 from assay.support.placeholders import inner_of, outer_of
-from assay.traces.records import Rollout
 
 Roles: TypeAlias = Mapping[str, frozenset[str]]  # text -> roles: system, user, assistant, tool, tools (definitions)
 _SYSTEM = ("system", "instructions", "systemInstruction", "system_instruction")
@@ -80,36 +79,6 @@ class TextSwap:
         for start, end, new in sorted(found, reverse=True):
             plain = plain[:start] + new + plain[end:]
         return plain
-
-
-class StagedTexts(Protocol):
-    """The texts of a registered agent. Called in threads, except `are_in`.
-
-    Attributes:
-        counts, seconds, fallbacks: as of `assay.traces.gateway.routes.AgentRunner`.
-    """
-
-    @property
-    def counts(self) -> Mapping[tuple[str, str, str], int]: ...
-
-    @property
-    def seconds(self) -> Mapping[tuple[str, str], float]: ...
-
-    @property
-    def fallbacks(self) -> Mapping[str, int]: ...
-
-    def are_in(self, body: Mapping[str, Any]) -> bool:
-        """Whether a request has one of the agent's own texts."""
-
-    def assigned(self, rollout: Rollout, unit: str) -> tuple[TextSwap, Mapping[str, Any]]:
-        """The texts of a rollout, and the fields of the rollout that say of which version they are: of the one that it
-        has, else of the one that its unit is assigned."""
-
-    def of_champion(self) -> tuple[TextSwap, Mapping[str, Any]]:
-        """As `assigned`, of the champion and outside a comparison, without asking the store."""
-
-    def count(self, fields: Mapping[str, Any]) -> None:
-        """Counts a rollout that has begun with these fields."""
 
 
 class _Matcher:
